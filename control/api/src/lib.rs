@@ -1,0 +1,1 @@
+//! The contract between appliance, control process and CLI.

@@ -1,0 +1,3 @@
+//! `ferroce`.
+
+fn main() {}

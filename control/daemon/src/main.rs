@@ -1,0 +1,3 @@
+//! `ferroce-ctld`.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! `ferroce-sim`.
+
+fn main() {}

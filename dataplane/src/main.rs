@@ -1,0 +1,3 @@
+//! `ferroced`.
+
+fn main() {}

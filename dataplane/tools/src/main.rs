@@ -1,0 +1,3 @@
+//! `ferroce-tools`.
+
+fn main() {}
