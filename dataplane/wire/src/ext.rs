@@ -41,9 +41,21 @@ impl Bth {
             psn,
         }
     }
+    /// Header of a congestion notification to `dest_qpn` (roce-wire 10.2): BECN set, migration bit and PSN 0. Goes
+    /// with [`Ext::CNP`].
+    pub const fn cnp(dest_qpn: Qpn) -> Self {
+        let mut bth = Bth::new(Opcode::Cnp, dest_qpn, Psn::new(0));
+        bth.mig_req = false;
+        bth.resv8a = Bth::BECN;
+        bth
+    }
+    /// Backward congestion notification, in [`Bth::resv8a`].
+    pub const BECN: u8 = 0x40;
+    /// Forward congestion notification, in [`Bth::resv8a`].
+    pub const FECN: u8 = 0x80;
     /// Backward congestion notification bit.
     pub const fn becn(&self) -> bool {
-        self.resv8a & 0x40 != 0
+        self.resv8a & Self::BECN != 0
     }
 }
 
@@ -110,6 +122,56 @@ pub enum Syndrome {
     Reserved(u8),
 }
 
+impl Syndrome {
+    /// ACK without credit information, what a responder with a shared receive queue sends.
+    pub const ACK_NO_CREDITS: Syndrome = Syndrome::Ack { credits: CREDITS_INVALID };
+
+    /// From the byte on the wire. Total.
+    #[inline]
+    pub const fn from_u8(byte: u8) -> Self {
+        let low = byte & 0x1f;
+        match byte >> 5 {
+            0 => Syndrome::Ack { credits: low },
+            1 => Syndrome::RnrNak { timer: low },
+            3 => Syndrome::Nak(NakCode::from_u8(low)),
+            _ => Syndrome::Reserved(byte),
+        }
+    }
+
+    /// The byte on the wire. Total: credits, timers and codes are cut to their five bits. `from_u8(b).to_u8() == b`
+    /// for every byte.
+    #[inline]
+    pub const fn to_u8(self) -> u8 {
+        match self {
+            Syndrome::Ack { credits } => credits & 0x1f,
+            Syndrome::RnrNak { timer } => 0x20 | (timer & 0x1f),
+            Syndrome::Nak(code) => 0x60 | (code.to_u8() & 0x1f),
+            Syndrome::Reserved(byte) => byte,
+        }
+    }
+}
+
+/// Credit code of an ACK that tells nothing about credits.
+pub const CREDITS_INVALID: u8 = 31;
+
+/// Credit code (the index, 0 ..= 30) to number of receives posted (IBTA table 46; roce-wire 2.3).
+pub const CREDITS: [u16; 31] = [
+    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
+    4096, 6144, 8192, 12288, 16384, 24576, 32768,
+];
+
+/// Number of receives that a credit code stands for; `None` for [`CREDITS_INVALID`] and above.
+pub fn credits_of_code(code: u8) -> Option<u16> {
+    CREDITS.get(usize::from(code)).copied()
+}
+
+/// Largest credit code that promises no more than `receives`.
+pub fn code_of_credits(receives: u32) -> u8 {
+    let above = CREDITS.partition_point(|credits| u32::from(*credits) <= receives);
+    // 1 ..= 31: the first entry is 0.
+    u8::try_from(above).unwrap_or(CREDITS_INVALID).saturating_sub(1)
+}
+
 /// NAK codes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NakCode {
@@ -125,6 +187,33 @@ pub enum NakCode {
     InvalidRdRequest,
     /// 5 ..= 31, reserved.
     Reserved(u8),
+}
+
+impl NakCode {
+    /// From the low five bits of a NAK syndrome; higher bits are ignored. Total.
+    #[inline]
+    pub const fn from_u8(code: u8) -> Self {
+        match code & 0x1f {
+            0 => NakCode::SequenceError,
+            1 => NakCode::InvalidRequest,
+            2 => NakCode::RemoteAccess,
+            3 => NakCode::RemoteOperational,
+            4 => NakCode::InvalidRdRequest,
+            other => NakCode::Reserved(other),
+        }
+    }
+    /// The code, 0 ..= 31.
+    #[inline]
+    pub const fn to_u8(self) -> u8 {
+        match self {
+            NakCode::SequenceError => 0,
+            NakCode::InvalidRequest => 1,
+            NakCode::RemoteAccess => 2,
+            NakCode::RemoteOperational => 3,
+            NakCode::InvalidRdRequest => 4,
+            NakCode::Reserved(other) => other & 0x1f,
+        }
+    }
 }
 
 /// The extension headers of one packet: at most one of each kind, in the order that the opcode fixes.
@@ -150,6 +239,60 @@ pub struct Ext {
 
 impl Ext {
     /// No extension header.
-    pub const NONE: Ext =
-        Ext { deth: None, reth: None, atomic: None, imm: None, invalidate: None, aeth: None, atomic_ack: None, cnp: false };
+    pub const NONE: Ext = Ext {
+        deth: None,
+        reth: None,
+        atomic: None,
+        imm: None,
+        invalidate: None,
+        aeth: None,
+        atomic_ack: None,
+        cnp: false,
+    };
+    /// The sixteen reserved bytes of a congestion notification.
+    pub const CNP: Ext = Ext { cnp: true, ..Ext::NONE };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_syndrome_byte_survives_the_round_trip() {
+        for byte in 0..=u8::MAX {
+            let syndrome = Syndrome::from_u8(byte);
+            assert_eq!(syndrome.to_u8(), byte);
+            let kind = match byte {
+                0x00..=0x1f => matches!(syndrome, Syndrome::Ack { .. }),
+                0x20..=0x3f => matches!(syndrome, Syndrome::RnrNak { .. }),
+                0x60..=0x7f => matches!(syndrome, Syndrome::Nak(_)),
+                _ => matches!(syndrome, Syndrome::Reserved(_)),
+            };
+            assert!(kind, "{byte:#04x} became {syndrome:?}");
+        }
+    }
+
+    #[test]
+    fn nak_codes_are_those_of_the_wire() {
+        assert_eq!(Syndrome::Nak(NakCode::SequenceError).to_u8(), 0x60);
+        assert_eq!(Syndrome::Nak(NakCode::InvalidRequest).to_u8(), 0x61);
+        assert_eq!(Syndrome::Nak(NakCode::RemoteAccess).to_u8(), 0x62);
+        assert_eq!(Syndrome::Nak(NakCode::RemoteOperational).to_u8(), 0x63);
+        assert_eq!(Syndrome::Nak(NakCode::InvalidRdRequest).to_u8(), 0x64);
+        assert_eq!(Syndrome::ACK_NO_CREDITS.to_u8(), 0x1f);
+    }
+
+    #[test]
+    fn credit_codes_never_promise_more_than_there_is() {
+        for receives in (0..=40_000).chain([u32::MAX]) {
+            let code = code_of_credits(receives);
+            assert!(code < CREDITS_INVALID);
+            assert!(u32::from(CREDITS[usize::from(code)]) <= receives);
+            if let Some(next) = credits_of_code(code + 1) {
+                assert!(u32::from(next) > receives);
+            }
+        }
+        assert_eq!(credits_of_code(CREDITS_INVALID), None);
+        assert_eq!(credits_of_code(30), Some(32768));
+    }
 }

@@ -16,6 +16,19 @@ pub struct VlanTag {
     pub vid: u16,
 }
 
+impl VlanTag {
+    /// From the two bytes behind the TPID: PCP(3) DEI(1) VID(12).
+    pub const fn from_tci(tci: u16) -> Self {
+        let [high, _] = tci.to_be_bytes();
+        VlanTag { pcp: high >> 5, dei: tci & 0x1000 != 0, vid: tci & 0x0fff }
+    }
+    /// The two bytes behind the TPID. Bits that don't fit their field are cut off; [`crate::emit::emit`] refuses them.
+    pub const fn to_tci(self) -> u16 {
+        let pcp = (self.pcp & 7) as u16;
+        (pcp << 13) | ((self.dei as u16) << 12) | (self.vid & 0x0fff)
+    }
+}
+
 /// Ethernet header, with at most one 802.1Q tag. The EtherType follows from [`Ip`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Eth {

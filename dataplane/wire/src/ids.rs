@@ -201,6 +201,28 @@ impl Gid {
             None => IpAddr::V6(v6),
         }
     }
+    /// The default GID of an interface: fe80::/64 and the modified EUI-64 of its MAC address (roce-wire 1.4).
+    pub const fn link_local_of(mac: MacAddr) -> Self {
+        let [a, b, c, d, e, f] = mac.0;
+        Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 0x02, b, c, 0xff, 0xfe, d, e, f])
+    }
+    /// True for a multicast group of either family.
+    pub const fn is_multicast(self) -> bool {
+        self.to_ip().is_multicast()
+    }
+    /// Ethernet address of a RoCEv2 multicast group: 01:00:5e and the low 23 bits of an IPv4 group, 33:33 and the low
+    /// 32 bits of an IPv6 group. `None` for a unicast address, whose MAC comes from the neighbour table.
+    pub const fn multicast_mac(self) -> Option<MacAddr> {
+        let [.., b, c, d] = self.0;
+        match self.to_ip() {
+            IpAddr::V4(group) if group.is_multicast() => Some(MacAddr([0x01, 0x00, 0x5e, b & 0x7f, c, d])),
+            IpAddr::V6(group) if group.is_multicast() => {
+                let [.., a, b, c, d] = group.octets();
+                Some(MacAddr([0x33, 0x33, a, b, c, d]))
+            }
+            IpAddr::V4(_) | IpAddr::V6(_) => None,
+        }
+    }
     /// True for a mapped IPv4 address.
     pub const fn is_ipv4(self) -> bool {
         matches!(self.to_ip(), IpAddr::V4(_))
@@ -283,5 +305,72 @@ impl PathMtu {
             352.. => Some(PathMtu::Mtu256),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        Gid::from_ip(text.parse().unwrap())
+    }
+
+    #[test]
+    fn psn_distances_wrap() {
+        let (low, high) = (Psn::new(2), Psn::new(0xff_fffe));
+        assert_eq!(low.offset_from(high), 4);
+        assert_eq!(high.offset_from(low), -4);
+        assert_eq!(high.advance(4), low);
+        assert_eq!(low.retreat(4), high);
+        assert_eq!(low.arrival(low), Arrival::Expected);
+        assert_eq!(low.arrival(high), Arrival::Ahead);
+        assert_eq!(high.arrival(low), Arrival::Duplicate);
+        assert_eq!(Psn::new(0x80_0000).offset_from(Psn::new(0)), -(1 << 23));
+        assert_eq!(Psn::new(0x7f_ffff).offset_from(Psn::new(0)), (1 << 23) - 1);
+    }
+
+    #[test]
+    fn pkeys_match_when_one_side_is_a_full_member() {
+        assert!(Pkey(0xffff).matches(Pkey(0x7fff)));
+        assert!(!Pkey(0x7fff).matches(Pkey(0x7fff)));
+        assert!(!Pkey(0x8000).matches(Pkey(0x8000)));
+        assert!(!Pkey(0xffff).matches(Pkey(0x8001)));
+    }
+
+    #[test]
+    fn gids_and_their_addresses() {
+        let v4 = gid("10.1.2.3");
+        assert_eq!(v4.0, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3]);
+        assert!(v4.is_ipv4());
+        assert_eq!(v4.ipv4(), Some(Ipv4Addr::new(10, 1, 2, 3)));
+        assert_eq!(gid("fd00::1").ipv4(), None);
+        assert_eq!(
+            Gid::link_local_of(MacAddr([0x52, 0x54, 0, 0x12, 0x34, 0x56])),
+            gid("fe80::5054:ff:fe12:3456")
+        );
+    }
+
+    #[test]
+    fn multicast_groups_have_their_own_macs() {
+        assert_eq!(gid("239.129.2.3").multicast_mac(), Some(MacAddr([1, 0, 0x5e, 1, 2, 3])));
+        assert_eq!(
+            gid("ff0e::1:abcd:ef01").multicast_mac(),
+            Some(MacAddr([0x33, 0x33, 0xab, 0xcd, 0xef, 1]))
+        );
+        assert_eq!(gid("10.0.0.1").multicast_mac(), None);
+        assert_eq!(gid("fd00::1").multicast_mac(), None);
+    }
+
+    #[test]
+    fn path_mtus_and_the_interfaces_that_carry_them() {
+        for mtu in PathMtu::ALL {
+            assert_eq!(PathMtu::from_bytes(mtu.bytes()), Some(mtu));
+            assert_eq!(PathMtu::from_code(mtu as u8), Some(mtu));
+            assert_eq!(PathMtu::largest_for_netdev(mtu.bytes() + 96), Some(mtu));
+            assert_ne!(PathMtu::largest_for_netdev(mtu.bytes() + 95), Some(mtu));
+        }
+        assert_eq!(PathMtu::largest_for_netdev(1500), Some(PathMtu::Mtu1024));
+        assert_eq!(PathMtu::largest_for_netdev(351), None);
     }
 }

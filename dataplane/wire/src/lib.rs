@@ -7,6 +7,19 @@
 //! decides what a packet means for a queue pair.
 #![no_std]
 #![forbid(unsafe_code)]
+// Every byte here comes from outside: nothing may panic, wrap or truncate by accident.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::wildcard_enum_match_arm
+    )
+)]
 
 pub mod emit;
 pub mod error;
@@ -16,10 +29,14 @@ pub mod icrc;
 pub mod ids;
 pub mod opcode;
 pub mod packet;
+mod print;
+pub mod sport;
 
+pub use emit::EmitError;
 pub use error::ParseError;
 pub use ext::{Aeth, AtomicEth, Bth, Deth, Ext, NakCode, Reth, Syndrome};
 pub use flow::{Ecn, Eth, Headers, Ip, VlanTag};
+pub use icrc::{Icrc, check_frame};
 pub use ids::{DmaLen, Gid, Imm, MacAddr, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RemoteAddr, Rkey};
 pub use opcode::{Op, Opcode, Part, Service};
 pub use packet::Packet;
@@ -33,3 +50,6 @@ pub const MAX_HEAD_BYTES: usize = 128;
 
 /// Bytes of the invariant CRC at the end of the UDP payload.
 pub const ICRC_BYTES: usize = 4;
+
+/// Largest payload of a packet: the largest path MTU.
+pub const MAX_PAYLOAD_BYTES: usize = 4096;

@@ -94,14 +94,24 @@ pub struct OpcodeInfo {
 impl OpcodeInfo {
     /// Bytes of the extension headers.
     pub const fn ext_bytes(&self) -> usize {
-        8 * self.deth as usize
-            + 16 * self.reth as usize
-            + 28 * self.atomic as usize
-            + 4 * self.imm as usize
-            + 4 * self.inv as usize
-            + 4 * self.aeth as usize
-            + 8 * self.atomic_ack as usize
-            + 16 * matches!(self.service, Service::Cnp) as usize
+        let headers: [(bool, usize); 8] = [
+            (self.deth, 8),
+            (self.reth, 16),
+            (self.atomic, 28),
+            (self.imm, 4),
+            (self.inv, 4),
+            (self.aeth, 4),
+            (self.atomic_ack, 8),
+            (matches!(self.service, Service::Cnp), 16),
+        ];
+        let (mut sum, mut rest): (usize, &[(bool, usize)]) = (0, &headers);
+        while let [(present, bytes), tail @ ..] = rest {
+            if *present {
+                sum = sum.wrapping_add(*bytes);
+            }
+            rest = tail;
+        }
+        sum
     }
 }
 
