@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod frame;
+pub mod netlink;
 pub mod port;
 
 pub use frame::{RxFrame, TxFrame};
