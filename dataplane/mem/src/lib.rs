@@ -18,7 +18,7 @@ pub mod os;
 pub mod payload;
 pub mod slice;
 
-pub use key::{Access, KeyFault, Lkey, PdId};
-pub use memory::{Memory, MrInit, MrInfo, RegisterError};
+pub use key::{Access, KeyFault, Lkey, PdId, Permutation};
+pub use memory::{Memory, MrInfo, MrInit, RegisterError};
 pub use payload::Payload;
 pub use slice::MrSlice;

@@ -1,4 +1,8 @@
 //! [`MrSlice`]: proof that a key check passed.
+//!
+//! Invariant: `base .. base + len` lies in a region that is registered for as long as `'m`. Made by
+//! [`crate::Memory`] only; read and written by the primitives in [`crate::copy`]. Never becomes a reference.
+#![allow(unsafe_code)]
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -17,17 +21,24 @@ impl<'m> MrSlice<'m> {
     pub const EMPTY: MrSlice<'static> = MrSlice { base: NonNull::dangling(), len: 0, memory: PhantomData };
 
     /// Bytes.
+    #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
     /// True when there are no bytes.
+    #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
-    // Owner of this crate: subslice(offset, len) -> Option<MrSlice<'m>>, and in copy.rs:
-    //   copy_out(&self, dst: &mut [u8])            dst.len() <= len
-    //   copy_in(&self, src: &[u8])
-    //   place(&self, offset, payload: &Payload<'_>) -> bool
-    //   fetch_add_u64 / cmp_swap_u64 (8-byte aligned)
-    //   copy_crc_to(&self, dst: RawTarget, crc: u32) -> u32
+    /// `len` bytes from `offset` on; `None` if they are not all inside.
+    #[inline]
+    pub fn subslice(&self, offset: usize, len: usize) -> Option<MrSlice<'m>> {
+        let room = self.len.checked_sub(offset)?;
+        if len > room {
+            return None;
+        }
+        // SAFETY: `offset <= self.len`, and the slice is mapped throughout (module invariant).
+        let base = unsafe { self.base.add(offset) };
+        Some(MrSlice { base, len, memory: PhantomData })
+    }
 }

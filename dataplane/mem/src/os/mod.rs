@@ -1,10 +1,32 @@
 //! Mappings, hugepages and arenas.
 //!
-//! Owner of this crate provides:
-//! - `Region`: an owned shared mapping of a sealed memfd (2 MiB or 1 GiB hugetlb, transparent hugepages, or normal
-//!   pages), with `fd()`, `len()`, `page_kind()`; `Region::from_fd` for a peer's memfd.
-//! - `Arena::new(ArenaConfig{ bytes, pages: PagePolicy, numa_node }) -> Result<(Arena, ArenaReport), ArenaError>`:
-//!   probes before use, falls back stating why (`ArenaReport{ page_kind, fallback: Option<String> }`).
-//! - `Arena::alloc(bytes, align) -> Result<Block, ArenaError>`: `Block` is Clone-free, Send, holds an `Arc<Region>`,
-//!   returns its bytes to the arena on drop; `Block::read(off, &mut [u8])`, `write(off, &[u8])`, `fill`, `len()`,
-//!   `base()`, `read_u8_volatile(off)`, and `Block::mr_init(pd, access, iova)`.
+//! Owns everything of this crate that talks to the operating system: [`Region`] (a sealed memfd, mapped), [`Arena`]
+//! and [`Block`] (what programs register), [`Table`] (process-private memory). Pages are touched by the kernel on our
+//! behalf before anyone else may touch them, so a limit yields an error at start, never a signal later. Called at
+//! set-up only, except for [`Block`]'s reads and writes. Never falls back without saying so in an [`ArenaReport`].
+
+mod arena;
+mod pages;
+mod region;
+mod table;
+
+pub use arena::{Arena, ArenaConfig, ArenaReport, Block};
+pub use pages::{ArenaError, PageKind, PagePolicy};
+pub use region::Region;
+pub use table::Table;
+
+/// A secret for [`crate::Memory::new`] from the kernel's random numbers.
+///
+/// # Errors
+/// [`ArenaError`] if the kernel gives none (it does so on every Linux this runs on).
+#[allow(unsafe_code)]
+pub fn random_secret() -> Result<u64, ArenaError> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is ours and as long as said. Up to 256 bytes are never cut short.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != bytes.len() as isize {
+        let error = std::io::Error::last_os_error();
+        return Err(ArenaError::new("secret", "8 random bytes", error, "getrandom(2) must be permitted"));
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
