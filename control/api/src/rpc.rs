@@ -86,18 +86,21 @@ pub struct RpcError {
     pub message: String,
     /// The same in parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data: Option<ApiError>,
+    pub data: Option<Box<ApiError>>,
 }
 
 impl From<ApiError> for RpcError {
     fn from(error: ApiError) -> Self {
-        RpcError { code: error.code.rpc_code(), message: error.to_string(), data: Some(error) }
+        RpcError { code: error.code.rpc_code(), message: error.to_string(), data: Some(Box::new(error)) }
     }
 }
 
 impl From<RpcError> for ApiError {
     fn from(error: RpcError) -> Self {
-        error.data.unwrap_or_else(|| ApiError::new(Code::Internal, "control", "", error.message))
+        match error.data {
+            Some(data) => *data,
+            None => ApiError::new(Code::Internal, "control", "", error.message),
+        }
     }
 }
 
