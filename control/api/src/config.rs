@@ -170,9 +170,9 @@ pub struct FaultConfig {
 /// `[limits]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LimitsConfig {
-    /// Queue pairs per worker.
+    /// Queue pairs of the device.
     pub max_qp: u32,
-    /// Completion queues per worker.
+    /// Completion queues of the device.
     pub max_cq: u32,
     /// Memory regions.
     pub max_mr: u32,

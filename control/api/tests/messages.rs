@@ -90,17 +90,14 @@ fn qp_entry(owner_bytes: usize) -> QpEntry {
 
 fn perf_spec() -> PerfSpec {
     PerfSpec {
-        op: PerfOp::Write,
-        kind: PerfKind::Bw,
-        role: PerfRole::Client,
-        qpn: Qpn::new(17),
-        lkey: Lkey(9),
         remote: Some(RemoteBuffer { addr: u64::MAX, rkey: Rkey(u32::MAX), bytes: 1 << 40 }),
-        size_bytes: 64,
         iterations: u64::MAX,
         warmup: 10,
-        depth: 64,
+        duration_ms: Some(5),
+        check_data: true,
+        inline_bytes: 64,
         deadline_ms: 600_000,
+        ..PerfSpec::new(PerfOp::Write, PerfKind::Bw, PerfRole::Client, Qpn::new(17), Lkey(9), 64)
     }
 }
 
@@ -193,10 +190,10 @@ fn status() -> Status {
             core: Some(1),
             idle: "adaptive".into(),
             passes: 1,
-            busy_passes: 2,
             busy_ns: 3,
-            total_ns: 4,
+            idle_ns: 4,
             sleeps: 5,
+            stalls: 7,
             forwards: 6,
         }],
         fallbacks: vec![fallback()],
@@ -218,6 +215,7 @@ fn responses() -> Vec<Response> {
         elapsed_ns: 3,
         rtt: Some(percentiles),
         gbytes_per_s: 0.5,
+        peak_gbytes_per_s: Some(0.75),
         msgs_per_s: 1e6,
     };
     let device = DeviceInfo {
@@ -465,6 +463,18 @@ fn numbers_that_do_not_fit_are_refused() {
     }
     let deep = "[".repeat(100_000);
     assert_eq!(decode_client(deep.as_bytes()).unwrap_err().code, Code::Malformed);
+}
+
+/// A short specification is enough: the rest has perftest's defaults.
+#[test]
+fn perf_specs_have_defaults() {
+    let text = r#"{"op":"send","kind":"bw","role":"server","qpn":3,"lkey":4,"size_bytes":4096}"#;
+    let spec: PerfSpec = serde_json::from_str(text).unwrap();
+    let new = PerfSpec::new(PerfOp::Send, PerfKind::Bw, PerfRole::Server, Qpn::new(3), Lkey(4), 4096);
+    assert_eq!(spec, PerfSpec { depth: new.depth, ..new.clone() });
+    assert_eq!((new.depth, new.rx_depth, new.cq_mod), (128, 512, 100));
+    assert_eq!(PerfSpec { kind: PerfKind::Lat, ..new.clone() }.region_bytes(), 8192);
+    assert_eq!(PerfSpec { size_bytes: 1, ..new }.region_bytes(), 128);
 }
 
 #[test]

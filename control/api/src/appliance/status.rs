@@ -98,14 +98,14 @@ pub struct WorkerStatus {
     pub idle: String,
     /// Passes of its loop.
     pub passes: u64,
-    /// Passes that found work.
-    pub busy_passes: u64,
     /// Time in passes that found work.
     pub busy_ns: u64,
-    /// Time since it started.
-    pub total_ns: u64,
+    /// Time in passes that found none, sleep included.
+    pub idle_ns: u64,
     /// Times that it slept.
     pub sleeps: u64,
+    /// Stages of its loop that took longer than 100 us.
+    pub stalls: u64,
     /// Frames handed over to another worker.
     pub forwards: u64,
 }

@@ -14,8 +14,11 @@ use super::{
     MAX_WORKERS, MEMORY_BYTES, MemoryConfig, PortConfig, Source, WireConfig, WorkerConfig,
 };
 
-/// Idle passes before a worker sleeps, when the file does not say: about 20 us of looking.
-const DEFAULT_SPIN_PASSES: u32 = 1000;
+/// Idle passes before a worker sleeps, when the file does not say: a few tens of microseconds.
+const DEFAULT_SPIN_PASSES: u32 = 2000;
+
+/// `NAME.sock` of these belongs to `ferroce-ctld`.
+const RESERVED_NAMES: [&str; 2] = ["ctl", "ro"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,7 +38,7 @@ pub(super) struct File {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Appliance {
-    name: DevName,
+    name: Spanned<DevName>,
     run_dir: Option<Spanned<PathBuf>>,
     node_guid: Option<Spanned<String>>,
 }
@@ -134,6 +137,11 @@ impl File {
     pub(super) fn check(self, source: &Source<'_>) -> Result<ApplianceConfig, ConfigError> {
         let workers = check_workers(&self.worker, source)?;
         let port = self.port.check(workers.len(), source)?;
+        let name = &self.appliance.name;
+        if RESERVED_NAMES.contains(&name.get_ref().as_str()) {
+            let message = format!("asked `{}`, which names a socket of the control process", name.get_ref());
+            return Err(source.error_at(name, "appliance.name", message));
+        }
         let run_dir = match &self.appliance.run_dir {
             None => PathBuf::from(DEFAULT_RUN_DIR),
             Some(path) if path.get_ref().is_absolute() => path.get_ref().clone(),
@@ -145,7 +153,7 @@ impl File {
             }
         };
         Ok(ApplianceConfig {
-            name: self.appliance.name,
+            name: self.appliance.name.get_ref().clone(),
             run_dir,
             node_guid: check_guid(self.appliance.node_guid.as_ref(), source)?,
             memory: MemoryConfig {
@@ -341,8 +349,8 @@ impl Limits {
             Some(at) => range(source, at, key, u64::from(*at.get_ref()), (1, most)).map(|()| *at.get_ref()),
         };
         Ok(LimitsConfig {
-            max_qp: take(&self.max_qp, "limits.max_qp", 16_384, fallback.max_qp)?,
-            max_cq: take(&self.max_cq, "limits.max_cq", 16_384, fallback.max_cq)?,
+            max_qp: take(&self.max_qp, "limits.max_qp", 65_536, fallback.max_qp)?,
+            max_cq: take(&self.max_cq, "limits.max_cq", 65_536, fallback.max_cq)?,
             max_mr: take(&self.max_mr, "limits.max_mr", 65_536, fallback.max_mr)?,
             max_pd: take(&self.max_pd, "limits.max_pd", 65_536, fallback.max_pd)?,
             max_clients: take(&self.max_clients, "limits.max_clients", 256, fallback.max_clients)?,

@@ -81,6 +81,7 @@ fn refusals_name_line_and_key() {
     let cases: &[(&str, &str, usize, &str)] = &[
         // (text to replace, with what, line, key)
         ("name = \"f0\"", "name = \"../f0\"", 2, "appliance.name"),
+        ("name = \"f0\"", "name = \"ctl\"", 2, "appliance.name"),
         ("name = \"f0\"", "nam = \"f0\"", 2, "appliance.nam"),
         ("name = \"f0\"", "name = \"f0\"\nrun_dir = \"tmp\"", 3, "appliance.run_dir"),
         ("name = \"f0\"", "name = \"f0\"\nnode_guid = \"02\"", 3, "appliance.node_guid"),

@@ -133,17 +133,17 @@ impl TryFrom<f64> for Probability {
 /// Which pages the arena asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 pub enum PagePolicy {
-    /// The best there is: 2 MiB hugepages, transparent hugepages, normal pages.
+    /// The best there is: 2 MiB hugepages, transparent hugepages, normal pages; a fallback is stated.
     #[default]
     #[serde(rename = "auto")]
     Auto,
-    /// 2 MiB hugepages or a stated fallback.
+    /// 2 MiB hugepages, or refuse to start.
     #[serde(rename = "2M")]
     Huge2M,
-    /// 1 GiB hugepages or a stated fallback.
+    /// 1 GiB hugepages, or refuse to start.
     #[serde(rename = "1G")]
     Huge1G,
-    /// Transparent hugepages or a stated fallback.
+    /// Transparent hugepages, or refuse to start.
     #[serde(rename = "thp")]
     Thp,
     /// Normal pages.
