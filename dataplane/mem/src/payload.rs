@@ -74,6 +74,14 @@ impl<'f> Payload<'f> {
         self.push(base, len, false)
     }
 
+    /// Appends all pieces of `other`. False, and `self` is then not to be used further, if there is no room for them: a
+    /// port gives a head and at most [`MAX_PIECES`] - 1 pieces, so that head and rest always fit.
+    #[inline]
+    #[must_use]
+    pub fn append(&mut self, other: &Payload<'f>) -> bool {
+        other.iter().all(|(base, len, private)| self.push(base, len, private))
+    }
+
     #[inline]
     fn push(&mut self, base: NonNull<u8>, len: u32, private: bool) -> bool {
         if len == 0 {

@@ -1,0 +1,67 @@
+//! What control may ask a worker to do.
+//!
+//! Everything that allocates or frees is made, or dropped, by control: commands carry boxes in, answers carry them out.
+//! Carried out by [`crate::core::WorkerCore`] in the mailbox stage.
+
+use std::sync::Arc;
+
+use ferroce_mem::Lkey;
+use ferroce_mem::memory::RegisterError;
+use ferroce_transport::{ModifyError, QpCounters};
+use ferroce_verbs::{ClassId, CqId, QpInfo, QpModify, Qpn};
+
+use crate::cq::Cq;
+use crate::demux::QpSlot;
+use crate::device::Netdev;
+use crate::mailbox::{Mailbox, Registration};
+use crate::sched::Share;
+
+/// A command.
+pub(crate) enum Command {
+    /// Enter a region into the key table.
+    Register(Registration),
+    /// Take it out again.
+    Deregister(Lkey),
+    /// Take over a completion queue.
+    CreateCq { index: u32, cq: Box<Cq> },
+    /// Give it back.
+    DestroyCq { index: u32, id: CqId },
+    /// Take over a queue pair in RESET.
+    CreateQp { index: u32, slot: Box<QpSlot> },
+    /// Make a transition.
+    ModifyQp { qpn: Qpn, modify: QpModify },
+    /// Tell what is known of it.
+    QueryQp { qpn: Qpn, report: Box<QpReport> },
+    /// Give it back.
+    DestroyQp { qpn: Qpn },
+    /// Give a class its share of the port.
+    SetShare { class: ClassId, share: Share },
+    /// News of the network device.
+    Netdev(Arc<Netdev>),
+}
+
+/// An answer.
+pub(crate) enum Answer {
+    /// Done.
+    Done,
+    /// What the command brought in and the worker did not keep, or gave back: for control to drop.
+    Qp(#[allow(dead_code)] Box<QpSlot>),
+    /// As above.
+    Cq(#[allow(dead_code)] Box<Cq>),
+    /// As above.
+    Netdev(#[allow(dead_code)] Arc<Netdev>),
+    /// What is known of a queue pair: the report that the command brought, filled in.
+    Info(Box<QpReport>),
+    /// No such object on this worker.
+    NotFound,
+    /// The key table refused.
+    Key(RegisterError),
+    /// The transition was refused.
+    Modify(ModifyError),
+}
+
+/// State and counters of a queue pair, filled in by its worker.
+pub(crate) type QpReport = Option<(QpInfo, QpCounters)>;
+
+/// A worker's mailbox.
+pub(crate) type CommandBox = Mailbox<Command, Answer>;

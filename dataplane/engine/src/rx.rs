@@ -1,0 +1,99 @@
+//! The receive path of one frame: parse, ICRC, demux, queue pair (or another worker).
+//!
+//! Outside input: every refusal is a reason with a counter, and nothing is placed before the ICRC was found right. The
+//! headers are parsed from the private head; the payload may be memory that the sender still writes, and is only ever
+//! copied or summed.
+
+use ferroce_mem::Payload;
+use ferroce_nic::RxFrame;
+use ferroce_wire::icrc::Icrc;
+use ferroce_wire::{ICRC_BYTES, Packet, ParseError, packet};
+
+use crate::config::IcrcMode;
+use crate::core::WorkerCore;
+use crate::demux::Found;
+use crate::forward::{Carried, Forward};
+use crate::stats::{Counter, Drop};
+
+impl WorkerCore {
+    /// Takes one frame from the port.
+    #[inline]
+    pub(crate) fn receive(&mut self, frame: &RxFrame<'_>, forward: &mut Forward) {
+        self.block.add(Counter::RxFrames, 1);
+        self.block.add(Counter::RxBytes, frame.len() as u64);
+        if let Err(reason) = self.accept(frame, forward) {
+            self.block.drop_frame(reason);
+        }
+    }
+
+    /// Takes one packet that another worker received for us.
+    pub(crate) fn receive_forwarded(&mut self, carried: &Carried) {
+        self.block.add(Counter::ForwardsIn, 1);
+        let taken = match self.qps.find(carried.packet.headers.bth.dest_qpn) {
+            Found::Here(index) => self.deliver(index, &carried.packet, &carried.payload()),
+            Found::Other(_) | Found::Unknown => Err(Drop::UnknownQp),
+        };
+        if let Err(reason) = taken {
+            self.block.drop_frame(reason);
+        }
+    }
+
+    fn accept(&mut self, frame: &RxFrame<'_>, forward: &mut Forward) -> Result<(), Drop> {
+        let packet = packet::parse(frame.head, frame.len()).map_err(Drop::Parse)?;
+        let payload = match self.icrc {
+            IcrcMode::On => checked_payload(frame, &packet)?,
+            IcrcMode::Off => body(frame, &packet)?.0,
+        };
+        match self.qps.find(packet.headers.bth.dest_qpn) {
+            Found::Here(index) => self.deliver(index, &packet, &payload),
+            Found::Other(worker) => {
+                if !forward.push(worker, &packet, &payload) {
+                    return Err(Drop::ForwardFull);
+                }
+                self.block.add(Counter::ForwardsOut, 1);
+                Ok(())
+            }
+            Found::Unknown => Err(Drop::UnknownQp),
+        }
+    }
+
+    #[inline]
+    fn deliver(&mut self, index: u32, packet: &Packet, payload: &Payload<'_>) -> Result<(), Drop> {
+        let slot = self.qps.get_mut(index).ok_or(Drop::UnknownQp)?;
+        let taken = slot.qp.handle_packet(self.now, packet, payload, &self.memory);
+        // Also after a refusal: it may have left a NAK to send.
+        self.settle(index);
+        taken.map_err(Drop::Qp)
+    }
+}
+
+/// Payload, and everything that the ICRC covers after the headers plus the ICRC itself.
+#[inline]
+fn body<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<(Payload<'f>, Payload<'f>), Drop> {
+    const SHORT: Drop = Drop::Parse(ParseError::Truncated);
+    let mut body = Payload::from_slice(frame.head.get(packet.payload_offset as usize..).ok_or(SHORT)?);
+    if !body.append(&frame.rest) {
+        return Err(SHORT);
+    }
+    let payload = body.slice(0, packet.payload_len as usize).ok_or(SHORT)?;
+    Ok((payload, body))
+}
+
+/// The payload of a frame whose ICRC is right.
+#[inline]
+fn checked_payload<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<Payload<'f>, Drop> {
+    const SHORT: Drop = Drop::Parse(ParseError::Truncated);
+    let (payload, body) = body(frame, packet)?;
+    let covered = packet.payload_len as usize + packet.pad as usize;
+    let headers = frame.head.get(..packet.payload_offset as usize).ok_or(SHORT)?;
+    let state = Icrc::over_headers(headers, packet.ip_offset as usize);
+    let icrc = Icrc(body.slice(0, covered).ok_or(SHORT)?.crc(state.0));
+    let mut found = [0u8; ICRC_BYTES];
+    if body.slice(covered, ICRC_BYTES).ok_or(SHORT)?.copy_to(&mut found) != ICRC_BYTES {
+        return Err(SHORT);
+    }
+    if icrc.to_wire() != found {
+        return Err(Drop::Parse(ParseError::BadIcrc));
+    }
+    Ok(payload)
+}
