@@ -12,6 +12,10 @@ use crate::appliance::{
 };
 use crate::error::{ApiError, Code};
 
+mod calls;
+
+pub use calls::*;
+
 /// Longest request or response in bytes.
 pub const MAX_REQUEST_BYTES: usize = 1024 * 1024;
 
@@ -221,6 +225,19 @@ pub struct ResourceParams {
     pub dev: Option<String>,
     /// Of what.
     pub kind: ListKind,
+    /// From [`ResourceResult::next`] of the last page; none: from the beginning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<ResourceCursor>,
+}
+
+/// Where the next page of a listing begins.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResourceCursor {
+    /// Device.
+    pub dev: String,
+    /// Cursor within it.
+    pub cursor: u64,
 }
 
 /// Objects of one device. Only the asked kind is filled.
@@ -241,6 +258,9 @@ pub struct DevResources {
     /// Queue pairs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub qp: Vec<QpEntry>,
+    /// Why nothing could be listed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<ApiError>,
 }
 
 /// Objects by device.
@@ -248,6 +268,9 @@ pub struct DevResources {
 pub struct ResourceResult {
     /// Devices.
     pub devs: Vec<DevResources>,
+    /// Where the next page begins; none: this was the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<ResourceCursor>,
 }
 
 /// A performance test between two appliances: control makes and connects the queue pairs, runs it, and takes
@@ -276,9 +299,21 @@ pub struct PerfRunParams {
     /// Payload bytes of a full packet; none: the largest of both ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u32>,
-    /// Fails after this time.
+    /// Fails after this time, at most 600 000.
     #[serde(default = "default_deadline_ms")]
     pub deadline_ms: u32,
+    /// Every message differs from the one before and is compared where it arrives. Slower.
+    #[serde(default)]
+    pub check_data: bool,
+    /// Messages of at most so many bytes are posted inline (send, write).
+    #[serde(default)]
+    pub inline_bytes: u32,
+    /// A queue pair of `client` that is connected to one of `server`, to use instead of a new pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qpn: Option<u32>,
+    /// Worker on both sides; none: the next in turn on each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<u8>,
 }
 
 fn default_depth() -> u32 {
