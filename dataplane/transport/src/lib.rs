@@ -4,17 +4,41 @@
 //! `#[must_use]`; getters take `&self`. After any `handle_*` or `post_*`: `poll_completion` and `poll_notice` until
 //! `None`, then `poll_transmit` until it is not `Sent`, then `poll_timeout`. Time is an argument. No callbacks up, no
 //! clock, no allocation after a queue pair is made, no logging.
+//!
+//! Where things are: `qp` dispatches, `wq` holds posted work until it is reported, `segment` cuts messages into
+//! packets, `sequence` says which packet may follow which, `rc` is the reliable connection (requester: `requester`
+//! sends, `ack` takes answers, `retry` goes back; responder: `responder` takes requests, `replay` remembers READs,
+//! `answer` sends what is owed).
 #![no_std]
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::wildcard_enum_match_arm
+    )
+)]
 
 extern crate alloc;
 
+mod completion;
 pub mod counters;
+mod notice;
 pub mod qp;
+mod rc;
+mod segment;
+mod sequence;
 pub mod sink;
 pub mod time;
+mod wq;
 
 pub use counters::{QpCounter, QpCounters};
-pub use qp::{Completion, DropReason, ModifyError, Notice, Qp};
+pub use qp::state::{QP_TABLE, QpEvent};
+pub use qp::{Completion, DropReason, MAX_RD_ATOMIC, MAX_WR, ModifyError, Notice, Qp};
 pub use sink::{FrameSink, Transmit};
 pub use time::Instant;

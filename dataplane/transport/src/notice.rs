@@ -1,0 +1,39 @@
+//! Notices waiting for control: at most one of each kind, so their room is fixed.
+
+use ferroce_verbs::WcStatus;
+use ferroce_wire::{NakCode, Psn};
+
+use crate::qp::Notice;
+
+/// The notices of a queue pair. Invariant: each kind waits at most once; the first fatal cause wins.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Notices {
+    comm_est: bool,
+    drained: bool,
+    fatal: Option<(WcStatus, Psn, Option<NakCode>)>,
+}
+
+impl Notices {
+    pub(crate) fn comm_est(&mut self) {
+        self.comm_est = true;
+    }
+
+    pub(crate) fn drained(&mut self) {
+        self.drained = true;
+    }
+
+    pub(crate) fn fatal(&mut self, status: WcStatus, psn: Psn, nak: Option<NakCode>) {
+        self.fatal.get_or_insert((status, psn, nak));
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Notice> {
+        if core::mem::take(&mut self.comm_est) {
+            return Some(Notice::CommEst);
+        }
+        if core::mem::take(&mut self.drained) {
+            return Some(Notice::Drained);
+        }
+        let (status, psn, nak) = self.fatal.take()?;
+        Some(Notice::Fatal { status, psn, nak })
+    }
+}

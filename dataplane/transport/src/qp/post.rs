@@ -1,0 +1,121 @@
+//! Taking work requests: everything that can be refused is refused here, before anything is posted.
+
+use ferroce_mem::{Access, Memory};
+use ferroce_verbs::{PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use ferroce_wire::{DmaLen, Psn};
+
+use super::state::{may_post_recv, may_post_send};
+use super::Base;
+use crate::wq::{RecvEntry, SendEntry};
+
+/// Posts a send, or says why not.
+#[inline]
+pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<(), PostError> {
+    if !may_post_send(base.state) {
+        return Err(PostError::BadState);
+    }
+    check_op(base, wr)?;
+    if base.sq.queue.free() == 0 {
+        return Err(PostError::Full);
+    }
+    let inline = wr.flags.contains(SendFlags::INLINE);
+    let (len, sges) = if inline {
+        (inline_len(base, wr)?, [].as_slice())
+    } else {
+        if wr.sg_list.len() > base.attr.cap.max_send_sge as usize {
+            return Err(PostError::TooManySge);
+        }
+        let want = match wr.op {
+            SendOp::Read { .. } => Access::LOCAL_WRITE,
+            SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. } => Access::empty(),
+        };
+        (message_len(base, wr.sg_list, want, memory)?, wr.sg_list)
+    };
+    let mut flags = wr.flags;
+    flags.set(SendFlags::SIGNALED, flags.contains(SendFlags::SIGNALED) || base.attr.sq_sig_all);
+    if inline {
+        base.sq.stage_inline(wr.inline);
+    }
+    let entry = SendEntry {
+        wr_id: wr.wr_id,
+        op: wr.op,
+        len,
+        first: Psn::default(),
+        packets: 0,
+        sges: u32::try_from(sges.len()).map_err(|_| PostError::TooManySge)?,
+        flags,
+        outcome: None,
+    };
+    base.sq.queue.push(entry, sges);
+    Ok(())
+}
+
+/// Posts a receive, or says why not.
+#[inline]
+pub(crate) fn recv(base: &mut Base, wr: &RecvWr<'_>, memory: &Memory) -> Result<(), PostError> {
+    if !may_post_recv(base.state) {
+        return Err(PostError::BadState);
+    }
+    if base.rq.queue.free() == 0 {
+        return Err(PostError::Full);
+    }
+    if wr.sg_list.len() > base.attr.cap.max_recv_sge as usize {
+        return Err(PostError::TooManySge);
+    }
+    let bytes = checked_sum(base, wr.sg_list, Access::LOCAL_WRITE, memory)?;
+    let entry = RecvEntry {
+        wr_id: wr.wr_id,
+        // More room than any message can need is no fault.
+        room: u32::try_from(bytes).unwrap_or(u32::MAX),
+        sges: u32::try_from(wr.sg_list.len()).map_err(|_| PostError::TooManySge)?,
+        ..RecvEntry::default()
+    };
+    base.rq.queue.push(entry, wr.sg_list);
+    Ok(())
+}
+
+/// Whether the queue pair has the operation. READs are refused where `max_rd_atomic` is 0: they could never start.
+fn check_op(base: &Base, wr: &SendWr<'_>) -> Result<(), PostError> {
+    let read = match wr.op {
+        SendOp::Read { .. } => true,
+        SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. } => false,
+    };
+    match base.attr.qp_type {
+        QpType::Rc => {
+            let never = base.state != QpState::Err && base.rts.is_some_and(|rts| rts.max_rd_atomic == 0);
+            if read && (never || wr.flags.contains(SendFlags::INLINE)) {
+                return Err(PostError::BadOp);
+            }
+            Ok(())
+        }
+        QpType::Uc | QpType::Ud => Err(PostError::BadOp),
+    }
+}
+
+fn inline_len(base: &Base, wr: &SendWr<'_>) -> Result<u32, PostError> {
+    match u32::try_from(wr.inline.len()) {
+        Ok(len) if len <= base.attr.cap.max_inline_data => Ok(len),
+        Ok(_) | Err(_) => Err(PostError::TooLong),
+    }
+}
+
+fn message_len(base: &Base, list: &[Sge], want: Access, memory: &Memory) -> Result<u32, PostError> {
+    let bytes = checked_sum(base, list, want, memory)?;
+    match u32::try_from(bytes) {
+        Ok(len) if len <= DmaLen::MAX.0 => Ok(len),
+        Ok(_) | Err(_) => Err(PostError::TooLong),
+    }
+}
+
+/// Bytes of a scatter/gather list, each entry's key checked. Entries of length 0 are not looked at.
+#[inline]
+fn checked_sum(base: &Base, list: &[Sge], want: Access, memory: &Memory) -> Result<u64, PostError> {
+    let mut bytes: u64 = 0;
+    for sge in list.iter().filter(|sge| sge.length > 0) {
+        memory
+            .check_local(base.attr.pd, sge.lkey, sge.addr, sge.length, want)
+            .map_err(|_| PostError::BadKey)?;
+        bytes = bytes.saturating_add(u64::from(sge.length));
+    }
+    Ok(bytes)
+}
