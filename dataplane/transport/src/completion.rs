@@ -16,12 +16,12 @@ fn next_send(base: &mut Base) -> Option<Completion> {
     let queue = &mut base.sq.queue;
     let index = queue.reported;
     let finished = index != queue.done;
-    if !finished && !(flushing && index != queue.tail) {
+    let flushed = flushing && index != queue.tail;
+    if !finished && !flushed {
         return None;
     }
     let entry = queue.get(index)?;
-    let status =
-        if finished { entry.outcome.unwrap_or(WcStatus::Success) } else { WcStatus::WrFlushErr };
+    let status = if finished { entry.outcome.unwrap_or(WcStatus::Success) } else { WcStatus::WrFlushErr };
     let completion = if status == WcStatus::Success && !entry.flags.contains(SendFlags::SIGNALED) {
         Completion::Retired
     } else {
@@ -52,7 +52,8 @@ fn next_recv(base: &mut Base) -> Option<Completion> {
     let queue = &mut base.rq.queue;
     let index = queue.reported;
     let finished = index != queue.done;
-    if !finished && !(flushing && index != queue.tail) {
+    let flushed = flushing && index != queue.tail;
+    if !finished && !flushed {
         return None;
     }
     let entry = queue.get(index)?;

@@ -8,7 +8,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-use ferroce_mem::{Access, KeyFault, Memory, PdId, Payload};
+use ferroce_mem::{Access, KeyFault, Memory, Payload, PdId};
 use ferroce_verbs::{SendFlags, SendOp, Sge, WcStatus};
 use ferroce_wire::{Imm, Psn};
 
@@ -340,9 +340,7 @@ pub(crate) fn scatter(
         let done = if piece.length == len {
             target.place(0, payload)
         } else {
-            payload
-                .slice(placed, piece.length as usize)
-                .is_some_and(|part| target.place(0, &part))
+            payload.slice(placed, piece.length as usize).is_some_and(|part| target.place(0, &part))
         };
         if !done {
             return Err(KeyFault::OutOfBounds);

@@ -6,8 +6,8 @@ pub mod state;
 
 use ferroce_mem::{Memory, Payload};
 use ferroce_verbs::{
-    AddressVector, ClassId, InitAttrs, PathMtu, PostError, QpCap, QpInfo, QpInitAttr, QpModify, QpState, QpType, RecvWr,
-    RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
+    AddressVector, ClassId, InitAttrs, PathMtu, PostError, QpCap, QpInfo, QpInitAttr, QpModify, QpState,
+    QpType, RecvWr, RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
 };
 use ferroce_wire::{Bth, NakCode, Opcode, Packet, Pkey, Psn, Qpn, Service};
 
@@ -176,6 +176,7 @@ impl Base {
 }
 
 /// Per service state.
+#[expect(clippy::large_enum_variant, reason = "read for every packet: no indirection")]
 enum Machine {
     Rc(Rc),
     /// UC and UD are not built: such a queue pair stays in RESET and takes nothing.

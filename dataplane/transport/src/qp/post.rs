@@ -4,8 +4,8 @@ use ferroce_mem::{Access, Memory};
 use ferroce_verbs::{PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge};
 use ferroce_wire::{DmaLen, Psn};
 
-use super::state::{may_post_recv, may_post_send};
 use super::Base;
+use super::state::{may_post_recv, may_post_send};
 use crate::wq::{RecvEntry, SendEntry};
 
 /// Posts a send, or says why not.
@@ -27,7 +27,9 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
         }
         let want = match wr.op {
             SendOp::Read { .. } => Access::LOCAL_WRITE,
-            SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. } => Access::empty(),
+            SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. } => {
+                Access::empty()
+            }
         };
         (message_len(base, wr.sg_list, want, memory)?, wr.sg_list)
     };

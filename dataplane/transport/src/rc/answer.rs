@@ -78,7 +78,13 @@ impl Responder {
         Answered::Nothing
     }
 
-    fn send_ack<S: FrameSink>(&self, base: &mut Base, sink: &mut S, psn: Psn, syndrome: Syndrome) -> Answered {
+    fn send_ack<S: FrameSink>(
+        &self,
+        base: &mut Base,
+        sink: &mut S,
+        psn: Psn,
+        syndrome: Syndrome,
+    ) -> Answered {
         let bth = base.bth(Opcode::RcAck, psn);
         let ext = Ext { aeth: Some(Aeth { syndrome, msn: self.msn }), ..Ext::NONE };
         if !sink.begin(&bth, &ext, 0) {

@@ -133,6 +133,10 @@ impl Rc {
         memory: &Memory,
         sink: &mut S,
     ) -> Transmit {
-        if may_request(base.state) { self.requester.poll_request(base, now, memory, sink) } else { Transmit::Idle }
+        if may_request(base.state) {
+            self.requester.poll_request(base, now, memory, sink)
+        } else {
+            Transmit::Idle
+        }
     }
 }

@@ -145,10 +145,14 @@ impl Reads {
         let number = distance(psn, read.first);
         let offset = segment::offset(number, mtu);
         // The same key, the address of this packet, and nothing beyond the end. A READ of 0 bytes names no address.
-        let inside = reth.rkey == read.rkey
-            && reth.addr == read.addr.advance(u64::from(offset))
-            && reth.len.0 <= read.len.saturating_sub(offset);
-        if !inside && read.len > 0 || reth.len.0 == 0 && read.len > 0 {
+        let same = if read.len == 0 {
+            reth.len.0 == 0
+        } else {
+            reth.rkey == read.rkey
+                && reth.addr == read.addr.advance(u64::from(offset))
+                && (1..=read.len.saturating_sub(offset)).contains(&reth.len.0)
+        };
+        if !same {
             return Repeat::Stale;
         }
         if pending {

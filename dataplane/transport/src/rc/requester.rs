@@ -4,7 +4,7 @@
 //! the queue's `done` index once that was started, else `una == next`; the cursor never lies before `una`; requests
 //! before `fresh` have their PSNs. Called by `rc`; never looks at the receive queue.
 
-use ferroce_mem::{Access, KeyFault, Memory, PdId};
+use ferroce_mem::{Access, Memory, PdId};
 use ferroce_verbs::{PathMtu, QpState, RtsAttrs, SendFlags, SendOp, WcStatus};
 use ferroce_wire::{Bth, DmaLen, Ext, Part, Psn, Reth};
 
@@ -65,7 +65,13 @@ impl Default for Requester {
     fn default() -> Self {
         Requester {
             mtu: PathMtu::Mtu256,
-            rts: RtsAttrs { sq_psn: Psn::default(), timeout: 0, retry_cnt: 0, rnr_retry: 0, max_rd_atomic: 0 },
+            rts: RtsAttrs {
+                sq_psn: Psn::default(),
+                timeout: 0,
+                retry_cnt: 0,
+                rnr_retry: 0,
+                max_rd_atomic: 0,
+            },
             timeout_ns: None,
             una: Psn::default(),
             next: Psn::default(),
@@ -93,7 +99,8 @@ impl Default for Requester {
 enum Handed {
     Done,
     NoRoom,
-    Fault(KeyFault),
+    /// A local key, its bounds or its rights are not right any more.
+    Fault,
 }
 
 impl Requester {
@@ -206,18 +213,16 @@ impl Requester {
         let last = matches!(part, Part::Last | Part::Only);
         let mut bth = base.bth(segment::request_opcode(&entry.op, part), self.cursor_psn);
         bth.ack_req = last || self.since_ask.saturating_add(1) >= ASK_EVERY;
-        bth.solicited = last
-            && entry.flags.contains(SendFlags::SOLICITED)
-            && !matches!(entry.op, SendOp::Write { .. });
+        bth.solicited =
+            last && entry.flags.contains(SendFlags::SOLICITED) && !matches!(entry.op, SendOp::Write { .. });
         let ext = data_ext(entry, part);
-        let (offset, bytes) =
-            (segment::offset(index, self.mtu), segment::chunk(entry.len, index, self.mtu));
+        let (offset, bytes) = (segment::offset(index, self.mtu), segment::chunk(entry.len, index, self.mtu));
         let packet = Outgoing { bth: &bth, ext: &ext, offset, bytes };
         let source = base.sq.source(self.cursor, entry);
         match hand_over(&packet, &source, &mut self.gather, base.attr.pd, memory, sink) {
             Handed::Done => {}
             Handed::NoRoom => return Transmit::NoRoom,
-            Handed::Fault(_) => {
+            Handed::Fault => {
                 // The key went bad after the post. Earlier requests finish first: completions are in order.
                 if self.cursor == base.sq.queue.done {
                     base.fail_send(WcStatus::LocProtErr, self.cursor_psn);
@@ -320,7 +325,7 @@ fn hand_over<S: FrameSink>(
         Source::Inline(data) => {
             let start = packet.offset as usize;
             let Some(chunk) = data.get(start..start.wrapping_add(len)) else {
-                return Handed::Fault(KeyFault::OutOfBounds);
+                return Handed::Fault;
             };
             if !sink.begin(packet.bth, packet.ext, len) {
                 return Handed::NoRoom;
@@ -341,7 +346,7 @@ fn hand_over<S: FrameSink>(
     };
     let first = match memory.check_local(pd, piece.lkey, piece.addr, piece.length, Access::empty()) {
         Ok(slice) => slice,
-        Err(fault) => return Handed::Fault(fault),
+        Err(_) => return Handed::Fault,
     };
     if piece.length == packet.bytes {
         if !sink.begin(packet.bth, packet.ext, len) {
@@ -352,17 +357,15 @@ fn hand_over<S: FrameSink>(
     }
     // Several pieces: check them all before the sink hears of the packet.
     for piece in pieces {
-        if let Err(fault) = memory.check_local(pd, piece.lkey, piece.addr, piece.length, Access::empty()) {
-            return Handed::Fault(fault);
+        if memory.check_local(pd, piece.lkey, piece.addr, piece.length, Access::empty()).is_err() {
+            return Handed::Fault;
         }
     }
     if !sink.begin(packet.bth, packet.ext, len) {
         return Handed::NoRoom;
     }
     // The table is borrowed all the while, so each check answers as it did above.
-    for slice in
-        all.filter_map(|p| memory.check_local(pd, p.lkey, p.addr, p.length, Access::empty()).ok())
-    {
+    for slice in all.filter_map(|p| memory.check_local(pd, p.lkey, p.addr, p.length, Access::empty()).ok()) {
         sink.payload(slice);
     }
     Handed::Done

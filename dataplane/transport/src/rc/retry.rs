@@ -84,8 +84,7 @@ impl Requester {
         if distance(self.asked, before) < moved {
             self.asked = self.una;
         }
-        self.deadline =
-            if self.asked == self.una { None } else { self.timeout_ns.map(|ns| now.after(ns)) };
+        self.deadline = if self.asked == self.una { None } else { self.timeout_ns.map(|ns| now.after(ns)) };
     }
 
     /// Goes back to `una`, unless that was done already for this `una` or an RNR wait will do it.
