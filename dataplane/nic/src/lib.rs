@@ -9,6 +9,7 @@
 pub mod frame;
 pub mod netlink;
 pub mod port;
+pub mod xdp;
 
 pub use frame::{RxFrame, TxFrame};
 pub use port::{Caps, Fallback, Port, PortError, PortQueue};

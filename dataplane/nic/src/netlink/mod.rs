@@ -326,11 +326,11 @@ impl Netlink {
         let deadline = Instant::now() + ANSWER_LIMIT;
         loop {
             let len = self.receive(what, deadline)?;
-            for m in messages(self.buffer.get(..len).unwrap_or_default()).filter(|m| m.seq == seq) {
-                match m.kind {
-                    NLMSG_ERROR => return acknowledged(what, &m).map(|()| None),
-                    _ => return Ok(parse(&m)),
-                }
+            let mut found = messages(self.buffer.get(..len).unwrap_or_default());
+            match found.find(|m| m.seq == seq) {
+                Some(m) if m.kind == NLMSG_ERROR => return acknowledged(what, &m).map(|()| None),
+                Some(m) => return Ok(parse(&m)),
+                None => {}
             }
         }
     }

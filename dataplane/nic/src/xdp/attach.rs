@@ -1,0 +1,180 @@
+//! The XDP program on the interface, and the maps that steer it.
+//!
+//! Owns maps, program and link. Invariant: the map of addresses holds exactly what [`Attachment::set_addresses`] was
+//! last given. The program's name carries our process number, so that a second appliance can say who has the
+//! interface. Called at set-up and by housekeeping.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+
+use super::bpf::{ATTACH_GENERIC, ATTACH_NATIVE, Link as BpfLink, Map, MapKind, Program, program_name};
+use super::program::{address_key, assemble};
+use super::{AsRawFd, XdpMode, error, missing_capability};
+use crate::netlink::{Link, Netlink};
+use crate::port::{Fallback, PortError};
+
+/// Most addresses of an interface.
+const MAX_ADDRESSES: u32 = 1024;
+
+/// The program at work.
+pub(super) struct Attachment {
+    /// Detaches the program when dropped.
+    _link: BpfLink,
+    _program: Program,
+    sockets: Map,
+    addresses: Map,
+    unowned: Map,
+    /// Count of `unowned` when all sockets were in place.
+    unowned_before: u64,
+    current: BTreeSet<IpAddr>,
+    /// True in the driver, false in the network stack.
+    pub native: bool,
+    /// Set when native was wanted and generic was got.
+    pub fallback: Option<Fallback>,
+}
+
+impl Attachment {
+    /// Loads the program and attaches it to `link`. Until sockets and addresses are added, it passes everything.
+    pub fn new(link: &Link, rx_queues: u32, mode: XdpMode) -> Result<Self, PortError> {
+        let step = |step: &'static str| move |errno: Errno| load_error(&link.name, step, errno, "");
+        let sockets =
+            Map::new(MapKind::Xsk, "ferroce_xsks", 4, 4, rx_queues).map_err(step("BPF map of sockets"))?;
+        let addresses = Map::new(MapKind::Hash, "ferroce_addrs", 16, 1, MAX_ADDRESSES)
+            .map_err(step("BPF map of addresses"))?;
+        let unowned =
+            Map::new(MapKind::Array, "ferroce_unowned", 4, 8, 1).map_err(step("BPF map of counters"))?;
+        let code = assemble(sockets.fd(), addresses.fd(), unowned.fd());
+        let program = Program::load(&own_name(), &code)
+            .map_err(|(errno, log)| load_error(&link.name, "BPF program", errno, &log))?;
+        let (bpf_link, native, fallback) = attach(&program, link, mode)?;
+        Ok(Attachment {
+            _link: bpf_link,
+            _program: program,
+            sockets,
+            addresses,
+            unowned,
+            unowned_before: 0,
+            current: BTreeSet::new(),
+            native,
+            fallback,
+        })
+    }
+
+    /// Frames of receive queue `queue` go to `socket` from now on.
+    pub fn add_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.sockets.update(&queue.to_ne_bytes(), &socket.as_raw_fd().to_ne_bytes())
+    }
+
+    /// From now on a frame on a queue without a socket is a fault, not a start-up effect.
+    pub fn start_counting(&mut self) {
+        self.unowned_before = self.unowned_total();
+    }
+
+    /// Frames of ours that arrived on a queue that nobody owns.
+    pub fn unowned(&self) -> u64 {
+        self.unowned_total().saturating_sub(self.unowned_before)
+    }
+
+    fn unowned_total(&self) -> u64 {
+        self.unowned.lookup_u64(&0u32.to_ne_bytes()).unwrap_or(0)
+    }
+
+    /// Takes frames for these addresses and no others.
+    pub fn set_addresses(&mut self, wanted: &BTreeSet<IpAddr>) -> Result<(), Errno> {
+        for gone in self.current.difference(wanted).copied().collect::<Vec<_>>() {
+            match self.addresses.delete(&address_key(gone)) {
+                Ok(()) | Err(Errno::NOENT) => self.current.remove(&gone),
+                Err(errno) => return Err(errno),
+            };
+        }
+        for new in wanted.difference(&self.current).copied().collect::<Vec<_>>() {
+            self.addresses.update(&address_key(new), &[1])?;
+            self.current.insert(new);
+        }
+        Ok(())
+    }
+}
+
+/// Name of our program: at most 15 bytes in the kernel, and process numbers have at most 7 digits.
+fn own_name() -> String {
+    format!("ferroce_{}", std::process::id())
+}
+
+fn attach(
+    program: &Program,
+    link: &Link,
+    mode: XdpMode,
+) -> Result<(BpfLink, bool, Option<Fallback>), PortError> {
+    let native = match mode {
+        XdpMode::Generic => None,
+        XdpMode::Native | XdpMode::Auto => match program.attach(link.index, ATTACH_NATIVE) {
+            Ok(bpf_link) => return Ok((bpf_link, true, None)),
+            Err(errno @ (Errno::BUSY | Errno::EXIST | Errno::PERM | Errno::NODEV)) => {
+                return Err(attach_error(link, "native", errno));
+            }
+            Err(errno) if mode == XdpMode::Native => return Err(attach_error(link, "native", errno)),
+            Err(errno) => Some(errno),
+        },
+    };
+    let bpf_link =
+        program.attach(link.index, ATTACH_GENERIC).map_err(|errno| attach_error(link, "generic", errno))?;
+    let fallback = native.map(|errno| Fallback {
+        wanted: "native XDP".to_string(),
+        got: "generic XDP".to_string(),
+        reason: native_refusal(link, errno),
+        hint: "mode = \"generic\" asks for it".to_string(),
+    });
+    Ok((bpf_link, false, fallback))
+}
+
+fn native_refusal(link: &Link, errno: Errno) -> String {
+    match errno {
+        Errno::OPNOTSUPP => format!("the driver of {} has no native XDP", link.name),
+        other => format!("the driver of {} refused native XDP at MTU {}: {other}", link.name, link.mtu),
+    }
+}
+
+fn attach_error(link: &Link, mode: &str, errno: Errno) -> PortError {
+    match errno {
+        Errno::PERM => missing_capability(&link.name, "attaching the XDP program"),
+        Errno::BUSY | Errno::EXIST => error(
+            "interface",
+            link.name.clone(),
+            format!("an interface that is free: this one is in use by {}", holder(link)),
+            "one appliance per interface; stop the other, or give this one another interface",
+        ),
+        Errno::NODEV => error("interface", link.name.clone(), "an interface that is there".to_string(), ""),
+        other => error(
+            "mode",
+            format!("{mode} on {}", link.name),
+            native_refusal(link, other),
+            "mode = \"auto\" takes generic where it has to and says so; native XDP may need an MTU below a page",
+        ),
+    }
+}
+
+/// Who has the interface, in words.
+fn holder(link: &Link) -> String {
+    let attached = Netlink::open().ok().and_then(|mut nl| nl.link_by_index(link.index).ok()).flatten();
+    let Some(id) = attached.and_then(|l| l.xdp).map(|xdp| xdp.program_id).filter(|id| *id != 0) else {
+        return "another XDP program".to_string();
+    };
+    match program_name(id) {
+        Some(name) => match name.strip_prefix("ferroce_") {
+            Some(process) => format!("another ferroce, process {process} (XDP program {name}, id {id})"),
+            None => format!("XDP program {name:?}, id {id}"),
+        },
+        None => format!("XDP program id {id}"),
+    }
+}
+
+fn load_error(interface: &str, step: &'static str, errno: Errno, log: &str) -> PortError {
+    if errno == Errno::PERM {
+        return missing_capability(interface, step);
+    }
+    let last = log.lines().rev().find(|line| !line.starts_with("processed")).unwrap_or_default();
+    error("kernel", format!("{step} for {interface}"), format!("the kernel answered {errno} {last}"), "")
+}

@@ -1,0 +1,509 @@
+//! `xdp`: any Linux network interface, by AF_XDP.
+//!
+//! Owns one AF_XDP socket with its own UMEM per receive queue, the XDP program that feeds them, and a view of the
+//! interface's link and addresses. Invariant: frames that are not RoCE for our addresses (or MAC control) reach the
+//! kernel untouched, and the program is attached by a link that ends with this process, however it ends. All receive
+//! queues are covered, or opening is refused with both numbers. Called at set-up and by the housekeeping thread
+//! ([`XdpPort`]) and by workers ([`XdpQueue`]). Never changes the interface's settings.
+//!
+//! Needs CAP_NET_RAW (the sockets), CAP_BPF (the program) and CAP_NET_ADMIN (attaching it, probing neighbours), and a
+//! kernel of 5.10 or later.
+
+mod attach;
+mod bpf;
+mod program;
+mod queue;
+mod ring;
+mod socket;
+mod sys;
+mod umem;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ferroce_mem::os::{Arena, ArenaConfig, PagePolicy};
+use rustix::thread::CapabilitySet;
+
+use crate::netlink::{Address, Link, Monitor, Netlink, NetlinkError, resolve};
+use crate::port::{Caps, Fallback, Port, PortError};
+
+use attach::Attachment;
+use queue::QueueCounters;
+use socket::{Socket, SocketCore, SocketPlan};
+use umem::{FRAME_BYTES, Umem};
+
+pub use queue::XdpQueue;
+
+/// Bytes of an Ethernet header.
+const ETHERNET_BYTES: u32 = 14;
+/// Bytes of one VLAN tag, which a frame may carry on top of the MTU.
+const VLAN_BYTES: u32 = 4;
+/// Largest MTU that a chunk can hold.
+pub const MAX_MTU: u32 = FRAME_BYTES - ETHERNET_BYTES - VLAN_BYTES;
+
+/// Where the XDP program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum XdpMode {
+    /// Native where the driver can, else generic; [`Caps::mode`] says which.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// In the network stack: slower, works with every driver.
+    Generic,
+}
+
+/// Whether the driver works on the UMEM without copying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ZeroCopy {
+    /// Where the driver can; else copy mode, stated as a fallback.
+    #[default]
+    Auto,
+    /// Or not at all.
+    Must,
+    /// Never.
+    Off,
+}
+
+/// What to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdpConfig {
+    /// Interface name.
+    pub interface: String,
+    /// Workers: queues that [`Port::take_queues`] yields. At most one per receive queue; with fewer, a worker owns
+    /// several receive queues.
+    pub workers: u16,
+    /// Receive queues to own, from 0 on; `None` for all. Fewer than the interface has is refused.
+    pub queues: Option<u32>,
+    /// Where the program runs.
+    pub mode: XdpMode,
+    /// Whether the driver copies.
+    pub zero_copy: ZeroCopy,
+    /// Addresses whose RoCE frames are taken; empty for all addresses of the interface, as they come and go.
+    pub addresses: Vec<IpAddr>,
+    /// Entries of each receive ring, a power of two from 64 to 16384: a page of memory each.
+    pub rx_ring: u32,
+    /// Entries of each worker's transmit ring, likewise.
+    pub tx_ring: u32,
+    /// Pages of the UMEM (for [`XdpPort::open`]).
+    pub pages: PagePolicy,
+}
+
+impl XdpConfig {
+    /// One worker on all queues of `interface`, everything else automatic.
+    pub fn new(interface: &str) -> Self {
+        XdpConfig {
+            interface: interface.to_string(),
+            workers: 1,
+            queues: None,
+            mode: XdpMode::Auto,
+            zero_copy: ZeroCopy::Auto,
+            addresses: Vec::new(),
+            rx_ring: 1024,
+            tx_ring: 512,
+            pages: PagePolicy::Auto,
+        }
+    }
+}
+
+/// An interface opened by AF_XDP.
+pub struct XdpPort {
+    // First, so that the program is detached before the sockets it feeds close.
+    attachment: Attachment,
+    config: XdpConfig,
+    link: Link,
+    rx_queues: u32,
+    netlink: Netlink,
+    monitor: Monitor,
+    addresses: Vec<Address>,
+    queues: Vec<XdpQueue>,
+    cores: Vec<Arc<SocketCore>>,
+    counters: Vec<Arc<QueueCounters>>,
+    zero_copy_queues: u32,
+    fallbacks: Vec<Fallback>,
+    link_changes: u64,
+    /// Updates of the address map that the kernel refused.
+    address_errors: u64,
+}
+
+impl XdpPort {
+    /// Opens an interface with an arena of its own for the UMEM.
+    ///
+    /// # Errors
+    /// [`PortError`] naming the interface, queue count, mode, capability or limit at fault.
+    pub fn open(config: XdpConfig) -> Result<Self, PortError> {
+        let found = Found::look(&config)?;
+        let bytes = umem_bytes(&config, found.rx_queues) as u64;
+        let arena = ArenaConfig { bytes, pages: config.pages, numa_node: None };
+        let (arena, report) =
+            Arena::new(arena).map_err(|e| error("memory", format!("{bytes} bytes"), e.to_string(), ""))?;
+        let mut port = Self::assemble(config, found, &arena)?;
+        if let Some(reason) = report.fallback {
+            port.fallbacks.push(Fallback {
+                wanted: "hugepages for the UMEM".to_string(),
+                got: report.page_kind.to_string(),
+                reason,
+                hint: String::new(),
+            });
+        }
+        Ok(port)
+    }
+
+    /// Opens an interface with its UMEM in `arena`, which needs [`XdpPort::umem_bytes`] free bytes.
+    ///
+    /// # Errors
+    /// As for [`XdpPort::open`].
+    pub fn open_in(config: XdpConfig, arena: &Arena) -> Result<Self, PortError> {
+        let found = Found::look(&config)?;
+        Self::assemble(config, found, arena)
+    }
+
+    /// Bytes of UMEM that `config` needs on this machine.
+    ///
+    /// # Errors
+    /// [`PortError`] if the interface or its queues are not as the configuration says.
+    pub fn umem_bytes(config: &XdpConfig) -> Result<usize, PortError> {
+        Ok(umem_bytes(config, Found::look(config)?.rx_queues))
+    }
+
+    fn assemble(config: XdpConfig, found: Found, arena: &Arena) -> Result<Self, PortError> {
+        require_capabilities(&config.interface)?;
+        let Found { link, rx_queues, netlink } = found;
+        let monitor = Monitor::open().map_err(|e| netlink_error(&config.interface, &e))?;
+        let attachment = Attachment::new(&link, rx_queues, config.mode)?;
+        let mut port = XdpPort {
+            fallbacks: attachment.fallback.clone().into_iter().collect(),
+            attachment,
+            config,
+            link,
+            rx_queues,
+            netlink,
+            monitor,
+            addresses: Vec::new(),
+            queues: Vec::new(),
+            cores: Vec::new(),
+            counters: Vec::new(),
+            zero_copy_queues: 0,
+            link_changes: 0,
+            address_errors: 0,
+        };
+        port.open_sockets(arena)?;
+        port.note_mtu();
+        port.read_addresses().map_err(|e| netlink_error(&port.config.interface, &e))?;
+        port.sync_addresses().map_err(|errno| {
+            error("addresses", port.config.interface.clone(), format!("the kernel answered {errno}"), "")
+        })?;
+        Ok(port)
+    }
+
+    /// A socket per receive queue; receive queue `i` belongs to worker `i mod workers`.
+    fn open_sockets(&mut self, arena: &Arena) -> Result<(), PortError> {
+        let workers = u32::from(self.config.workers);
+        let mut shares: Vec<Vec<Socket>> = (0..workers).map(|_| Vec::new()).collect();
+        let mut why_copy = None;
+        for queue in 0..self.rx_queues {
+            let plan = SocketPlan {
+                interface: &self.config.interface,
+                index: self.link.index,
+                queue,
+                rx_ring: self.config.rx_ring,
+                tx_ring: if queue < workers { self.config.tx_ring } else { 0 },
+                zero_copy: self.config.zero_copy,
+                may_zero_copy: self.attachment.native,
+            };
+            let mut socket = Socket::open(&plan, arena)?;
+            self.zero_copy_queues += u32::from(socket.zero_copy);
+            why_copy = why_copy.or(socket.why_copy.take());
+            self.attachment.add_socket(queue, socket.core.fd()).map_err(|errno| {
+                error("interface", self.config.interface.clone(), format!("XSKMAP: {errno}"), "")
+            })?;
+            self.cores.push(socket.core.clone());
+            if let Some(share) = shares.get_mut((queue % workers) as usize) {
+                share.push(socket);
+            }
+        }
+        for sockets in shares {
+            let counters = Arc::new(QueueCounters::default());
+            self.counters.push(counters.clone());
+            self.queues.push(XdpQueue::new(sockets, counters));
+        }
+        self.attachment.start_counting();
+        if let Some(reason) = why_copy {
+            self.fallbacks.push(Fallback {
+                wanted: "zero-copy".to_string(),
+                got: "copy".to_string(),
+                reason: format!("copy: {reason}"),
+                hint: "zero-copy = \"off\" asks for copy mode".to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    fn note_mtu(&mut self) {
+        if self.link.mtu > MAX_MTU {
+            self.fallbacks.push(Fallback {
+                wanted: format!("MTU {} of {}", self.link.mtu, self.link.name),
+                got: format!("MTU {MAX_MTU}"),
+                reason: format!("one frame is one chunk of {} bytes, of which the kernel keeps {}", umem::CHUNK_BYTES, umem::KERNEL_HEADROOM),
+                hint: format!(
+                    "path MTU up to 2048 works; give the interface an MTU of at most {MAX_MTU}, so that nobody sends \
+                     longer frames"
+                ),
+            });
+        }
+    }
+
+    fn read_addresses(&mut self) -> Result<(), NetlinkError> {
+        let all = self.netlink.addresses(self.link.index)?;
+        let wanted = &self.config.addresses;
+        self.addresses = all.into_iter().filter(|a| wanted.is_empty() || wanted.contains(&a.ip)).collect();
+        Ok(())
+    }
+
+    /// Makes the program take frames for exactly our addresses. Configured ones count even while the kernel lacks them.
+    fn sync_addresses(&mut self) -> Result<(), rustix::io::Errno> {
+        let mut wanted: BTreeSet<IpAddr> = self.config.addresses.iter().copied().collect();
+        if wanted.is_empty() {
+            wanted = self.addresses.iter().map(|a| a.ip).collect();
+        }
+        self.attachment.set_addresses(&wanted)
+    }
+
+    fn mode(&self) -> String {
+        let place = if self.attachment.native { "native" } else { "generic" };
+        match self.zero_copy_queues {
+            0 => format!("{place}, copy"),
+            n if n == self.rx_queues => format!("{place}, zero-copy"),
+            n => format!("{place}, zero-copy on {n} of {} queues", self.rx_queues),
+        }
+    }
+}
+
+impl Port for XdpPort {
+    type Queue = XdpQueue;
+
+    fn caps(&self) -> Caps {
+        Caps {
+            kind: "xdp",
+            queues: self.config.workers,
+            mtu: self.link.mtu.min(MAX_MTU),
+            mac: self.link.mac,
+            scatter_rx: false,
+            // Whether the hash of a real NIC covers the UDP port is not known here; with one queue it does not matter.
+            steering: self.rx_queues == 1,
+            timestamps: false,
+            can_sleep: true,
+            untrusted_peer: false,
+            mode: self.mode(),
+        }
+    }
+
+    fn fallbacks(&self) -> Vec<Fallback> {
+        self.fallbacks.clone()
+    }
+
+    fn take_queues(&mut self) -> Vec<XdpQueue> {
+        std::mem::take(&mut self.queues)
+    }
+
+    fn link_up(&self) -> bool {
+        self.link.running()
+    }
+
+    fn housekeep(&mut self) {
+        if !self.monitor.changed() {
+            return;
+        }
+        match self.netlink.link_by_index(self.link.index) {
+            Ok(Some(link)) => {
+                self.link_changes += u64::from(link.running() != self.link.running());
+                self.link = link;
+            }
+            // The interface is gone: the kernel has detached everything; frames stop, nothing else breaks.
+            Ok(None) => self.link.up = false,
+            Err(_) => {}
+        }
+        if self.read_addresses().is_err() || self.sync_addresses().is_err() {
+            self.address_errors += 1;
+        }
+    }
+
+    fn addresses(&self) -> Vec<(IpAddr, u8)> {
+        self.addresses.iter().map(|a| (a.ip, a.prefix)).collect()
+    }
+
+    fn resolve(&mut self, src: IpAddr, dst: IpAddr, deadline: Instant) -> Result<[u8; 6], PortError> {
+        resolve(&mut self.netlink, &self.link, src, dst, deadline).map_err(|e| {
+            let hint = format!("ip route get {dst} oif {0}; ip neigh show dev {0}", self.link.name);
+            error("neighbour", dst.to_string(), e.to_string(), &hint)
+        })
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let sum = |field: fn(&QueueCounters) -> &queue::Counter| -> u64 {
+            self.counters.iter().map(|c| field(c).get()).sum()
+        };
+        let (mut dropped, mut rx_invalid, mut tx_invalid) = (0, 0, 0);
+        let (mut ring_full, mut fill_empty, mut tx_empty) = (0, 0, 0);
+        for s in self.cores.iter().filter_map(|core| core.statistics()) {
+            dropped += s.rx_dropped;
+            rx_invalid += s.rx_invalid_descs;
+            tx_invalid += s.tx_invalid_descs;
+            ring_full += s.rx_ring_full.unwrap_or(0);
+            fill_empty += s.rx_fill_ring_empty_descs.unwrap_or(0);
+            tx_empty += s.tx_ring_empty_descs.unwrap_or(0);
+        }
+        vec![
+            ("rx_good_packets", sum(|c| &c.rx_frames)),
+            ("tx_good_packets", sum(|c| &c.tx_frames)),
+            ("rx_good_bytes", sum(|c| &c.rx_bytes)),
+            ("tx_good_bytes", sum(|c| &c.tx_bytes)),
+            ("rx_missed_errors", dropped + ring_full),
+            ("rx_errors", sum(|c| &c.rx_bad)),
+            ("tx_errors", sum(|c| &c.tx_device_drops) + tx_invalid),
+            ("xdp_rx_dropped", dropped),
+            ("xdp_rx_ring_full", ring_full),
+            ("xdp_rx_fill_ring_empty", fill_empty),
+            ("xdp_rx_invalid_descs", rx_invalid),
+            ("xdp_rx_unowned_queue", self.attachment.unowned()),
+            ("xdp_rx_kicks", sum(|c| &c.rx_kicks)),
+            ("xdp_tx_kicks", sum(|c| &c.tx_kicks)),
+            ("xdp_tx_kick_errors", sum(|c| &c.tx_kick_errors)),
+            ("xdp_tx_device_drops", sum(|c| &c.tx_device_drops)),
+            ("xdp_tx_invalid_descs", tx_invalid),
+            ("xdp_tx_ring_empty", tx_empty),
+            ("xdp_tx_oversize", sum(|c| &c.tx_oversize)),
+            ("xdp_tx_no_room", sum(|c| &c.tx_no_room)),
+            ("link_changes", self.link_changes),
+            ("address_errors", self.address_errors),
+        ]
+    }
+}
+
+/// What the configuration names, as found on the machine and found good.
+struct Found {
+    link: Link,
+    rx_queues: u32,
+    netlink: Netlink,
+}
+
+impl Found {
+    fn look(config: &XdpConfig) -> Result<Self, PortError> {
+        let name = &config.interface;
+        for (ring, entries) in [("rx-ring", config.rx_ring), ("tx-ring", config.tx_ring)] {
+            if !entries.is_power_of_two() || !(64..=16384).contains(&entries) {
+                return Err(error(
+                    ring,
+                    entries.to_string(),
+                    "a power of two from 64 to 16384".to_string(),
+                    "",
+                ));
+            }
+        }
+        let mut netlink = Netlink::open().map_err(|e| netlink_error(name, &e))?;
+        let Some(link) = netlink.link_by_name(name).map_err(|e| netlink_error(name, &e))? else {
+            let mut names: Vec<String> =
+                netlink.links().unwrap_or_default().into_iter().map(|l| l.name).collect();
+            names.truncate(16);
+            let allowed = format!("an interface of this network namespace: {}", names.join(", "));
+            return Err(error("interface", name.clone(), allowed, "ip link shows them"));
+        };
+        if !link.ethernet {
+            return Err(error("interface", name.clone(), "an Ethernet interface".to_string(), ""));
+        }
+        if !link.up {
+            let allowed = "an interface that is up: this one is down".to_string();
+            return Err(error("interface", name.clone(), allowed, &format!("ip link set {name} up")));
+        }
+        let rx_queues = receive_queues(&link);
+        let owned = config.queues.unwrap_or(rx_queues);
+        if owned != rx_queues {
+            return Err(error(
+                "queues",
+                format!("{owned} receive queues of {name}"),
+                format!("all of them: {rx_queues} queues, {owned} owned"),
+                &format!(
+                    "leave queues out, or set the interface's number: ethtool -L {name} combined {owned}"
+                ),
+            ));
+        }
+        if config.workers == 0 || u32::from(config.workers) > rx_queues {
+            return Err(error(
+                "workers",
+                format!("{} on {name}", config.workers),
+                format!("1 to {rx_queues}: {name} has {rx_queues} receive queues"),
+                &format!("fewer workers, or more queues: ethtool -L {name} combined {}", config.workers),
+            ));
+        }
+        Ok(Found { link, rx_queues, netlink })
+    }
+}
+
+/// Receive queues in use: from the driver where it says, else from sysfs where that shows this namespace, else as many
+/// as were allocated.
+fn receive_queues(link: &Link) -> u32 {
+    if let Some(active) = sys::active_rx_queues(&link.name).ok().filter(|n| *n > 0) {
+        return active;
+    }
+    let folder = std::path::Path::new("/sys/class/net").join(&link.name);
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default().trim().to_string();
+    let mac = link.mac.map(|byte| format!("{byte:02x}")).join(":");
+    if read("ifindex") == link.index.to_string() && read("address") == mac {
+        let queues = std::fs::read_dir(folder.join("queues")).into_iter().flatten().flatten();
+        let count = queues.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"rx-")).count();
+        if count > 0 {
+            return u32::try_from(count).unwrap_or(u32::MAX);
+        }
+    }
+    link.rx_queues.max(1)
+}
+
+fn umem_bytes(config: &XdpConfig, rx_queues: u32) -> usize {
+    let receive = Umem::bytes_for(SocketPlan::chunks(config.rx_ring, 0)) * rx_queues as usize;
+    receive + Umem::bytes_for(SocketPlan::chunks(0, config.tx_ring)) * usize::from(config.workers)
+}
+
+fn error(attribute: &str, asked: String, allowed: String, hint: &str) -> PortError {
+    PortError { attribute: attribute.to_string(), asked, allowed, hint: hint.to_string() }
+}
+
+fn netlink_error(interface: &str, e: &NetlinkError) -> PortError {
+    error("interface", interface.to_string(), format!("an answer of the kernel: {e}"), "")
+}
+
+const NEEDED: [(CapabilitySet, &str); 3] = [
+    (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
+    (CapabilitySet::BPF, "CAP_BPF"),
+    (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
+];
+
+/// Refuses before anything was changed, naming what lacks.
+fn require_capabilities(interface: &str) -> Result<(), PortError> {
+    let Ok(sets) = rustix::thread::capabilities(None) else { return Ok(()) };
+    if NEEDED.iter().all(|(bit, _)| sets.effective.contains(*bit)) {
+        return Ok(());
+    }
+    Err(missing_capability(interface, "AF_XDP"))
+}
+
+/// The error of a step that the kernel did not permit.
+fn missing_capability(interface: &str, step: &str) -> PortError {
+    let effective = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let missing: Vec<&str> =
+        NEEDED.iter().filter(|(bit, _)| !effective.contains(*bit)).map(|(_, name)| *name).collect();
+    let missing = if missing.is_empty() {
+        "all three are there: not in the initial user namespace, or a security module forbids it".to_string()
+    } else {
+        format!("missing {}", missing.join(", "))
+    };
+    error(
+        "capabilities",
+        format!("{step} on {interface}"),
+        format!("with CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN ({missing})"),
+        "run as root, or give them: setcap cap_net_raw,cap_bpf,cap_net_admin+ep, or AmbientCapabilities= in the unit; \
+         shm needs none",
+    )
+}

@@ -1,0 +1,228 @@
+//! A worker's share of the port: one or more AF_XDP sockets, the first of which also sends.
+//!
+//! Owns the sockets' rings. Invariant: chunks of received frames go back to the fill ring of the socket that they came
+//! from, in the same call; a frame is either pushed whole into the transmit ring or not at all. Called by one worker,
+//! every pass. Makes a system call only where the kernel asks for one by its need-wakeup flag, and counts it.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use ferroce_mem::Payload;
+
+use super::socket::Socket;
+use super::umem::FRAME_BYTES;
+use crate::frame::{HEAD_BYTES, RxFrame, TxFrame};
+use crate::port::PortQueue;
+
+/// Most kicks in one flush: a kick in copy mode sends up to 32 frames.
+const MAX_KICKS: u32 = 64;
+
+/// Counters of one queue: written by its worker, read by housekeeping.
+#[derive(Default)]
+pub(super) struct QueueCounters {
+    pub rx_frames: Counter,
+    pub rx_bytes: Counter,
+    pub rx_bad: Counter,
+    pub rx_kicks: Counter,
+    pub tx_frames: Counter,
+    pub tx_bytes: Counter,
+    pub tx_kicks: Counter,
+    pub tx_kick_errors: Counter,
+    pub tx_device_drops: Counter,
+    pub tx_oversize: Counter,
+    pub tx_no_room: Counter,
+}
+
+/// A number with one writer.
+#[derive(Default)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    fn add(&self, n: u64) {
+        // One writer: no read-modify-write needed.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One worker's receive and transmit queue.
+pub struct XdpQueue {
+    sockets: Vec<Socket>,
+    /// The socket that is served first in the next burst, so that none starves.
+    next: usize,
+    counters: Arc<QueueCounters>,
+    /// Frames were committed that the kernel has not taken yet.
+    unsent: bool,
+    /// The last kick found the interface down: pending frames wait without keeping the worker awake.
+    interface_down: bool,
+}
+
+impl XdpQueue {
+    /// A queue over `sockets`, the first of which sends.
+    pub(super) fn new(sockets: Vec<Socket>, counters: Arc<QueueCounters>) -> Self {
+        assert!(sockets.first().is_some_and(|s| s.sender.is_some()), "the first socket of a queue sends");
+        XdpQueue { sockets, next: 0, counters, unsent: false, interface_down: false }
+    }
+
+    /// Makes the kernel send; returns the frames it left.
+    fn kick(&mut self) -> u32 {
+        let Some((socket, counters)) = self.sockets.first_mut().map(|s| (s, &self.counters)) else {
+            return 0;
+        };
+        let Some(sender) = socket.sender.as_mut() else { return 0 };
+        self.interface_down = false;
+        let mut pending = sender.ring.pending();
+        for _ in 0..MAX_KICKS {
+            if pending == 0 || !sender.ring.needs_wakeup() {
+                break;
+            }
+            counters.tx_kicks.add(1);
+            match rustix::net::send(socket.core.fd(), &[], SendFlags::DONTWAIT) {
+                Ok(_) | Err(Errno::AGAIN) => {}
+                // The device dropped the frame that was its turn; the frames behind it go on.
+                Err(Errno::BUSY) => counters.tx_device_drops.add(1),
+                Err(Errno::NOBUFS) => sender.completions.reclaim(&mut sender.free),
+                Err(errno) => {
+                    counters.tx_kick_errors.add(1);
+                    self.interface_down = matches!(errno, Errno::NETDOWN | Errno::NXIO);
+                    break;
+                }
+            }
+            let left = sender.ring.pending();
+            if left == pending {
+                break;
+            }
+            pending = left;
+        }
+        pending
+    }
+}
+
+/// Takes at most `max` frames of one socket.
+fn receive<F: FnMut(RxFrame<'_>)>(
+    socket: &mut Socket,
+    counters: &QueueCounters,
+    max: usize,
+    f: &mut F,
+) -> usize {
+    let count = (socket.rx.available() as usize).min(max);
+    let mut bytes = 0u64;
+    for _ in 0..count {
+        let Some((chunk, offset, len)) = socket.rx.pop() else { break };
+        match socket.core.umem.bytes(&chunk, offset, len) {
+            Some(frame) => {
+                let (head, rest) = frame.split_at(frame.len().min(HEAD_BYTES));
+                bytes += u64::from(len);
+                f(RxFrame { head, rest: Payload::from_slice(rest), timestamp_ns: 0 });
+            }
+            None => counters.rx_bad.add(1),
+        }
+        // The ring has an entry for each receive chunk, so it takes this one back.
+        let returned = socket.fill.push(chunk);
+        debug_assert!(returned.is_ok(), "the fill ring has room for all its chunks");
+    }
+    if count != 0 {
+        socket.fill.publish();
+        socket.rx.release();
+        counters.rx_frames.add(count as u64);
+        counters.rx_bytes.add(bytes);
+    } else if socket.zero_copy && socket.fill.needs_wakeup() {
+        counters.rx_kicks.add(1);
+        let _ = rustix::net::recv(socket.core.fd(), &mut [0u8; 0][..], RecvFlags::DONTWAIT);
+    }
+    count
+}
+
+impl PortQueue for XdpQueue {
+    fn rx_burst<F: FnMut(RxFrame<'_>)>(&mut self, max: usize, mut f: F) -> usize {
+        let sockets = self.sockets.len();
+        let mut done = 0;
+        for turn in 0..sockets {
+            let at = (self.next + turn) % sockets;
+            if let Some(socket) = self.sockets.get_mut(at) {
+                done += receive(socket, &self.counters, max - done, &mut f);
+            }
+            if done == max {
+                break;
+            }
+        }
+        self.next = (self.next + 1) % sockets;
+        done
+    }
+
+    fn tx_reserve(&mut self, len: usize) -> Option<TxFrame<'_>> {
+        let Some(bytes) = u32::try_from(len).ok().filter(|bytes| *bytes <= FRAME_BYTES) else {
+            self.counters.tx_oversize.add(1);
+            return None;
+        };
+        let socket = self.sockets.first_mut()?;
+        let sender = socket.sender.as_mut()?;
+        if sender.reserved.is_none() {
+            if sender.free.is_empty() {
+                sender.completions.reclaim(&mut sender.free);
+            }
+            sender.reserved = sender.free.pop();
+        }
+        let Some(chunk) = sender.reserved.as_mut() else {
+            self.counters.tx_no_room.add(1);
+            return None;
+        };
+        let buf = socket.core.umem.target(chunk, bytes)?;
+        Some(TxFrame { buf })
+    }
+
+    fn tx_commit(&mut self, len: usize) {
+        let Some(sender) = self.sockets.first_mut().and_then(|s| s.sender.as_mut()) else { return };
+        let Some(chunk) = sender.reserved.take() else { return };
+        let Some(bytes) = u32::try_from(len).ok().filter(|bytes| *bytes <= FRAME_BYTES) else {
+            self.counters.tx_oversize.add(1);
+            sender.reserved = Some(chunk);
+            return;
+        };
+        match sender.ring.push(chunk, bytes) {
+            Ok(()) => {
+                self.counters.tx_frames.add(1);
+                self.counters.tx_bytes.add(len as u64);
+                self.unsent = true;
+            }
+            // Cannot be: there are no more chunks than entries.
+            Err(chunk) => sender.free.push(chunk),
+        }
+    }
+
+    fn tx_flush(&mut self) {
+        if !self.unsent {
+            return;
+        }
+        if let Some(sender) = self.sockets.first_mut().and_then(|s| s.sender.as_mut()) {
+            sender.ring.publish();
+        }
+        self.unsent = self.kick() != 0;
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.sockets.iter().map(|s| s.core.fd()).collect()
+    }
+
+    fn arm_wakeup(&mut self) -> bool {
+        // The descriptors are readable whenever the receive ring is not empty, so there is nothing to ask for; the
+        // fence is the contract's.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let waiting = self.sockets.iter_mut().any(|s| s.rx.available() != 0);
+        if self.unsent {
+            self.tx_flush();
+        }
+        // Frames that the kernel would not take yet need another kick soon, unless the interface is down.
+        !waiting && (!self.unsent || self.interface_down)
+    }
+
+    fn disarm_wakeup(&mut self) {}
+}
