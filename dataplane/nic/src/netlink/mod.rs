@@ -278,19 +278,15 @@ impl Netlink {
         src: Option<IpAddr>,
         oif: Option<u32>,
     ) -> Result<Route, NetlinkError> {
-        let mut fixed = [0u8; 12];
-        fixed[0] = family(dst);
-        fixed[1] = bits(dst);
-        fixed[2] = src.map_or(0, bits);
-        let mut request = Request::new(RTM_GETROUTE, 0, &fixed).attr(1, &octets(dst));
-        if let Some(src) = src {
-            request = request.attr(2, &octets(src));
+        if oif.is_some() && dst.is_ipv4() {
+            // Asked about an interface without a route, IPv4 answers that the destination is on its link. Only the
+            // question for the entry of the table fails in that case.
+            const RTM_F_FIB_MATCH: u32 = 0x2000;
+            self.ask("route", route_request(dst, src, oif, RTM_F_FIB_MATCH), |_| Some(()))?;
         }
-        if let Some(oif) = oif {
-            request = request.attr(4, &oif.to_ne_bytes());
-        }
-        let answer =
-            self.ask("route", request, |m| (m.kind == RTM_NEWROUTE).then(|| parse_route(m.body)).flatten())?;
+        let answer = self.ask("route", route_request(dst, src, oif, 0), |m| {
+            (m.kind == RTM_NEWROUTE).then(|| parse_route(m.body)).flatten()
+        })?;
         answer.ok_or(NetlinkError::NoAnswer { what: "route" })
     }
 
@@ -517,6 +513,22 @@ fn parse_route(body: &[u8]) -> Option<Route> {
 fn parse_neighbour(body: &[u8]) -> Option<Neighbour> {
     let mac = attributes(body, 12).find(|(k, _)| *k == 2).and_then(|(_, v)| v.try_into().ok());
     Some(Neighbour { mac, state: read_u16(body, 8)? })
+}
+
+fn route_request(dst: IpAddr, src: Option<IpAddr>, oif: Option<u32>, flags: u32) -> Request {
+    let mut fixed = [0u8; 12];
+    fixed[0] = family(dst);
+    fixed[1] = bits(dst);
+    fixed[2] = src.map_or(0, bits);
+    fixed[8..12].copy_from_slice(&flags.to_ne_bytes());
+    let mut request = Request::new(RTM_GETROUTE, 0, &fixed).attr(1, &octets(dst));
+    if let Some(src) = src {
+        request = request.attr(2, &octets(src));
+    }
+    if let Some(oif) = oif {
+        request = request.attr(4, &oif.to_ne_bytes());
+    }
+    request
 }
 
 fn neighbour_fixed(index: u32, ip: IpAddr, flags: u8) -> [u8; 12] {
