@@ -36,7 +36,7 @@ fn more_hugepages_than_there_are_is_an_error_that_names_the_fix() {
         [(PagePolicy::Huge2M, "vm.nr_hugepages="), (PagePolicy::Huge1G, "hugepages-1048576kB")]
     {
         let config = ArenaConfig { bytes: 1 << 46, pages, numa_node: None };
-        let error = Arena::new(config).err().expect("no machine has 64 TiB of them");
+        let error = Arena::new(config).expect_err("no machine has 64 TiB of them");
         assert_eq!(error.attribute, "pages");
         assert!(error.asked.contains("65536 GiB"), "{error}");
         let absent = error.allowed.contains("no such pages");
