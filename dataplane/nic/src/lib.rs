@@ -6,10 +6,13 @@
 //! [`Port`], by the housekeeping thread. Never resolves addresses, never parses.
 #![deny(unsafe_code)]
 
+pub mod conformance;
 pub mod frame;
 pub mod netlink;
 pub mod port;
+pub mod shm;
 pub mod xdp;
 
 pub use frame::{RxFrame, TxFrame};
 pub use port::{Caps, Fallback, Port, PortError, PortQueue};
+pub use shm::{ShmConfig, ShmPort, ShmQueue};
