@@ -48,18 +48,11 @@ fn no_wake_up_is_lost() {
         while next < 2 && ring.words[next].load(Ordering::Acquire) == 1 {
             next += 1;
         }
-        let sleeps = wake::may_sleep(&*ring.sleeping_flag(), || {
-            next < 2 && ring.words[next].load(Ordering::Relaxed) == 1
-        });
+        let sleeps =
+            wake::may_sleep(&ring.sleeping, || next < 2 && ring.words[next].load(Ordering::Relaxed) == 1);
         let rung = rung.join().unwrap();
         if sleeps && next < 2 {
             assert_eq!(rung, 1, "the consumer sleeps on record {next} and nobody rings, or twice");
         }
     });
-}
-
-impl Ring {
-    fn sleeping_flag(&self) -> &AtomicU32 {
-        &self.sleeping
-    }
 }
