@@ -25,7 +25,7 @@ pub use handle::{Handle, State};
 pub use latency::{LatencyRecorder, LatencySummary};
 pub use perf::{
     PerfEndpoints, PerfError, PerfHandle, PerfMemory, PerfMode, PerfOp, PerfReport, PerfService, PerfSpec,
-    PerfState, Role, SpecError,
+    PerfState, PerfTotals, Role, SpecError,
 };
 pub use pingpong::{PingPongEndpoints, PingPongHandle, PingPongReport, PingPongService, PingPongSpec};
 

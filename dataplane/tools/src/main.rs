@@ -1,3 +1,52 @@
-//! `ferroce-tools`.
+//! `ferroce-tools`: stand-alone tools with a data plane inside.
+//!
+//! `pingpong` exchanges messages with `ibv_rc_pingpong`; `perf` measures between two of ours, over RDMA or kernel sockets.
+//! Exit status: 0 done, 1 asked and refused or failed, 2 wrong usage.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod connect;
+mod destination;
+mod fail;
+mod json;
+mod net;
+mod perf;
+mod pingpong;
+mod plane;
+mod sock;
+mod values;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Stand-alone RDMA tools that carry a data plane inside
+#[derive(Parser)]
+#[command(name = "ferroce-tools", version, max_term_width = 80, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    tool: Tool,
+}
+
+#[derive(clap::Subcommand)]
+enum Tool {
+    /// Exchange messages with ibv_rc_pingpong or another ferroce
+    Pingpong(Box<pingpong::PingPongArgs>),
+    /// Measure latency and bandwidth between two ferroce processes
+    Perf(Box<perf::PerfArgs>),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let (name, outcome) = match &cli.tool {
+        Tool::Pingpong(args) => ("pingpong", pingpong::run(args)),
+        Tool::Perf(args) => ("perf", perf::run(args)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fail) => {
+            eprintln!("ferroce-tools {name}: {fail}");
+            ExitCode::from(fail.status())
+        }
+    }
+}

@@ -27,7 +27,7 @@ use ferroce_mem::Lkey;
 use ferroce_mem::os::Block;
 use ferroce_verbs::{CqId, Qpn, RemoteAddr, Rkey};
 
-pub use report::PerfReport;
+pub use report::{PerfReport, PerfTotals};
 pub use service::PerfService;
 pub use spec::{PerfMode, PerfOp, PerfSpec, Role, SpecError};
 

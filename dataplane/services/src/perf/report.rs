@@ -28,17 +28,23 @@ pub struct PerfReport {
     pub stopped: bool,
 }
 
-/// What the service counted.
+/// What a test counted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Totals {
+pub struct PerfTotals {
+    /// Messages measured.
     pub messages: u64,
+    /// From the first post to the last completion, in ns.
     pub elapsed_ns: u64,
+    /// Best window.
     pub peak_msgs_per_s: Option<f64>,
+    /// Ended on request rather than by count or time.
     pub stopped: bool,
 }
 
 impl PerfReport {
-    pub(super) fn new(spec: PerfSpec, totals: Totals, samples: Option<LatencyRecorder>) -> Self {
+    /// Works out the rates. Also for whoever runs the same test over another transport.
+    #[must_use]
+    pub fn new(spec: PerfSpec, totals: PerfTotals, samples: Option<LatencyRecorder>) -> Self {
         let bytes = totals.messages.saturating_mul(u64::from(spec.size));
         let per_second = |count: f64| {
             if totals.elapsed_ns == 0 { 0.0 } else { count / (totals.elapsed_ns as f64 / 1e9) }
@@ -68,8 +74,12 @@ mod tests {
     fn sixty_hours_stay_positive_and_exact() {
         let spec = PerfSpec::new(PerfOp::Write, PerfMode::Bw, Role::Client, 100_000);
         let elapsed_ns = 60 * 3600 * 1_000_000_000;
-        let totals =
-            Totals { messages: 1_000_000_000_000, elapsed_ns, peak_msgs_per_s: Some(5e6), stopped: false };
+        let totals = PerfTotals {
+            messages: 1_000_000_000_000,
+            elapsed_ns,
+            peak_msgs_per_s: Some(5e6),
+            stopped: false,
+        };
         let report = PerfReport::new(spec, totals, None);
         assert_eq!(report.bytes, 100_000_000_000_000_000);
         let close =
@@ -82,7 +92,7 @@ mod tests {
     #[test]
     fn no_time_gives_no_rate_and_no_overflow() {
         let spec = PerfSpec::new(PerfOp::Send, PerfMode::Bw, Role::Server, u32::MAX);
-        let totals = Totals { messages: u64::MAX, elapsed_ns: 0, peak_msgs_per_s: None, stopped: true };
+        let totals = PerfTotals { messages: u64::MAX, elapsed_ns: 0, peak_msgs_per_s: None, stopped: true };
         let report = PerfReport::new(spec, totals, None);
         assert_eq!(report.bytes, u64::MAX);
         assert_eq!((report.msgs_per_s, report.gbytes_per_s), (0.0, 0.0));

@@ -2,7 +2,7 @@
 
 use ferroce_verbs::{PostError, Queues, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Service, Sge, Wc};
 
-use super::report::Totals;
+use super::report::PerfTotals;
 use super::spec::Layout;
 use super::{PerfEndpoints, PerfHandle, PerfMode, PerfOp, PerfReport, PerfSpec, Role, SpecError};
 use crate::clock;
@@ -415,7 +415,7 @@ impl PerfService {
     }
 
     fn finish(&mut self, stopped: bool) {
-        let totals = Totals {
+        let totals = PerfTotals {
             messages: self.done().saturating_sub(self.spec.warmup),
             elapsed_ns: self.started_ns.map_or(0, |started| self.ended_ns.saturating_sub(started)),
             peak_msgs_per_s: if self.spec.mode == PerfMode::Bw { self.rate.best() } else { None },

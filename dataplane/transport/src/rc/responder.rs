@@ -108,7 +108,6 @@ impl Responder {
     }
 
     pub(crate) fn reset(&mut self) {
-        self.expected = Psn::default();
         self.msn = Msn::default();
         self.open = None;
         self.nak_given = false;

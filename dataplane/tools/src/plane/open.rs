@@ -1,0 +1,46 @@
+//! From a device's name to a port.
+
+use ferroce_nic::shm::{ShmConfig, ShmPort};
+use ferroce_nic::xdp::{XdpConfig, XdpPort};
+use ferroce_services::Role;
+
+use super::options::{Dev, Idle, PlaneArgs, default_link};
+use super::{Plane, refused};
+use crate::fail::{Fail, Outcome};
+
+/// Opens the port that `args` names and starts the data plane on it.
+pub(super) fn open(args: &PlaneArgs, role: Role) -> Outcome<Plane> {
+    match &args.dev {
+        Dev::Shm(path) => {
+            let link = path.clone().unwrap_or_else(default_link);
+            let config = ShmConfig {
+                addresses: args.addresses(role),
+                mtu: args.netdev_mtu,
+                can_sleep: args.idle == Idle::Adaptive,
+                ..ShmConfig::new(&link)
+            };
+            let name = format!("shm:{}", link.display());
+            wrap(ShmPort::open(&config).map_err(refused)?, args, role, name)
+        }
+        Dev::Xdp(interface) => {
+            if !args.addr.is_empty() {
+                return Err(Fail::usage(
+                    "addr: xdp uses the interface's own addresses; set them with `ip address`",
+                ));
+            }
+            let config = XdpConfig { pages: args.pages, ..XdpConfig::new(interface) };
+            wrap(XdpPort::open(config).map_err(refused)?, args, role, format!("xdp:{interface}"))
+        }
+    }
+}
+
+fn wrap<P>(port: P, args: &PlaneArgs, role: Role, name: String) -> Outcome<Plane>
+where
+    P: ferroce_nic::Port + Send + 'static,
+    P::Queue: Send + 'static,
+{
+    if args.fault.is_some() || args.capture.is_some() {
+        return Err(Fail::usage("fault, capture: not there yet"));
+    }
+    Plane::assemble(port, args, role, name)
+}
