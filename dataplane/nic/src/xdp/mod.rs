@@ -22,6 +22,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ferroce_mem::os::{Arena, ArenaConfig, PagePolicy};
@@ -31,7 +32,7 @@ use crate::netlink::{Address, Link, Monitor, Netlink, NetlinkError, resolve};
 use crate::port::{Caps, Fallback, Port, PortError};
 
 use attach::Attachment;
-use queue::QueueCounters;
+use queue::QueueShared;
 use socket::{Socket, SocketCore, SocketPlan};
 use umem::{FRAME_BYTES, Umem};
 
@@ -121,7 +122,7 @@ pub struct XdpPort {
     addresses: Vec<Address>,
     queues: Vec<XdpQueue>,
     cores: Vec<Arc<SocketCore>>,
-    counters: Vec<Arc<QueueCounters>>,
+    shared: Vec<Arc<QueueShared>>,
     zero_copy_queues: u32,
     fallbacks: Vec<Fallback>,
     link_changes: u64,
@@ -185,7 +186,7 @@ impl XdpPort {
             addresses: Vec::new(),
             queues: Vec::new(),
             cores: Vec::new(),
-            counters: Vec::new(),
+            shared: Vec::new(),
             zero_copy_queues: 0,
             link_changes: 0,
             address_errors: 0,
@@ -226,10 +227,11 @@ impl XdpPort {
             }
         }
         for sockets in shares {
-            let counters = Arc::new(QueueCounters::default());
-            self.counters.push(counters.clone());
-            self.queues.push(XdpQueue::new(sockets, counters));
+            let shared = Arc::new(QueueShared::default());
+            self.shared.push(shared.clone());
+            self.queues.push(XdpQueue::new(sockets, shared));
         }
+        self.tell_queues();
         self.attachment.start_counting();
         if let Some(reason) = why_copy {
             self.fallbacks.push(Fallback {
@@ -240,6 +242,14 @@ impl XdpPort {
             });
         }
         Ok(())
+    }
+
+    /// Tells the workers what the link is like now.
+    fn tell_queues(&self) {
+        for shared in &self.shared {
+            shared.longest.store(self.link.mtu.min(MAX_MTU) + ETHERNET_BYTES, Ordering::Relaxed);
+            shared.no_carrier.store(!self.link.running(), Ordering::Relaxed);
+        }
     }
 
     fn note_mtu(&mut self) {
@@ -326,6 +336,7 @@ impl Port for XdpPort {
             Ok(None) => self.link.up = false,
             Err(_) => {}
         }
+        self.tell_queues();
         if self.read_addresses().is_err() || self.sync_addresses().is_err() {
             self.address_errors += 1;
         }
@@ -343,8 +354,8 @@ impl Port for XdpPort {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let sum = |field: fn(&QueueCounters) -> &queue::Counter| -> u64 {
-            self.counters.iter().map(|c| field(c).get()).sum()
+        let sum = |field: fn(&QueueShared) -> &queue::Counter| -> u64 {
+            self.shared.iter().map(|c| field(c).get()).sum()
         };
         let (mut dropped, mut rx_invalid, mut tx_invalid) = (0, 0, 0);
         let (mut ring_full, mut fill_empty, mut tx_empty) = (0, 0, 0);
@@ -363,7 +374,13 @@ impl Port for XdpPort {
             ("tx_good_bytes", sum(|c| &c.tx_bytes)),
             ("rx_missed_errors", dropped + ring_full),
             ("rx_errors", sum(|c| &c.rx_bad)),
-            ("tx_errors", sum(|c| &c.tx_device_drops) + tx_invalid),
+            (
+                "tx_errors",
+                sum(|c| &c.tx_device_drops)
+                    + sum(|c| &c.tx_oversize)
+                    + sum(|c| &c.tx_no_carrier)
+                    + tx_invalid,
+            ),
             ("xdp_rx_dropped", dropped),
             ("xdp_rx_ring_full", ring_full),
             ("xdp_rx_fill_ring_empty", fill_empty),
@@ -377,6 +394,7 @@ impl Port for XdpPort {
             ("xdp_tx_ring_empty", tx_empty),
             ("xdp_tx_oversize", sum(|c| &c.tx_oversize)),
             ("xdp_tx_no_room", sum(|c| &c.tx_no_room)),
+            ("xdp_tx_no_carrier", sum(|c| &c.tx_no_carrier)),
             ("link_changes", self.link_changes),
             ("address_errors", self.address_errors),
         ]

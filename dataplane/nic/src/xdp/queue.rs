@@ -6,7 +6,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -21,9 +21,13 @@ use crate::port::PortQueue;
 /// Most kicks in one flush: a kick in copy mode sends up to 32 frames.
 const MAX_KICKS: u32 = 64;
 
-/// Counters of one queue: written by its worker, read by housekeeping.
+/// What one queue and housekeeping tell each other: the counters are written by the worker, the rest by housekeeping.
 #[derive(Default)]
-pub(super) struct QueueCounters {
+pub(super) struct QueueShared {
+    /// Longest frame that may be sent: Ethernet header and MTU.
+    pub longest: AtomicU32,
+    /// The link is down: what is committed is lost at once instead of filling the ring with what will be stale.
+    pub no_carrier: AtomicBool,
     pub rx_frames: Counter,
     pub rx_bytes: Counter,
     pub rx_bad: Counter,
@@ -35,6 +39,7 @@ pub(super) struct QueueCounters {
     pub tx_device_drops: Counter,
     pub tx_oversize: Counter,
     pub tx_no_room: Counter,
+    pub tx_no_carrier: Counter,
 }
 
 /// A number with one writer.
@@ -58,7 +63,7 @@ pub struct XdpQueue {
     sockets: Vec<Socket>,
     /// The socket that is served first in the next burst, so that none starves.
     next: usize,
-    counters: Arc<QueueCounters>,
+    shared: Arc<QueueShared>,
     /// Frames were committed that the kernel has not taken yet.
     unsent: bool,
     /// The last kick found the interface down: pending frames wait without keeping the worker awake.
@@ -67,14 +72,18 @@ pub struct XdpQueue {
 
 impl XdpQueue {
     /// A queue over `sockets`, the first of which sends.
-    pub(super) fn new(sockets: Vec<Socket>, counters: Arc<QueueCounters>) -> Self {
+    pub(super) fn new(sockets: Vec<Socket>, shared: Arc<QueueShared>) -> Self {
         assert!(sockets.first().is_some_and(|s| s.sender.is_some()), "the first socket of a queue sends");
-        XdpQueue { sockets, next: 0, counters, unsent: false, interface_down: false }
+        XdpQueue { sockets, next: 0, shared, unsent: false, interface_down: false }
+    }
+
+    fn longest(&self) -> u32 {
+        self.shared.longest.load(Ordering::Relaxed).min(FRAME_BYTES)
     }
 
     /// Makes the kernel send; returns the frames it left.
     fn kick(&mut self) -> u32 {
-        let Some((socket, counters)) = self.sockets.first_mut().map(|s| (s, &self.counters)) else {
+        let Some((socket, counters)) = self.sockets.first_mut().map(|s| (s, &self.shared)) else {
             return 0;
         };
         let Some(sender) = socket.sender.as_mut() else { return 0 };
@@ -109,7 +118,7 @@ impl XdpQueue {
 /// Takes at most `max` frames of one socket.
 fn receive<F: FnMut(RxFrame<'_>)>(
     socket: &mut Socket,
-    counters: &QueueCounters,
+    counters: &QueueShared,
     max: usize,
     f: &mut F,
 ) -> usize {
@@ -148,7 +157,7 @@ impl PortQueue for XdpQueue {
         for turn in 0..sockets {
             let at = (self.next + turn) % sockets;
             if let Some(socket) = self.sockets.get_mut(at) {
-                done += receive(socket, &self.counters, max - done, &mut f);
+                done += receive(socket, &self.shared, max - done, &mut f);
             }
             if done == max {
                 break;
@@ -159,8 +168,8 @@ impl PortQueue for XdpQueue {
     }
 
     fn tx_reserve(&mut self, len: usize) -> Option<TxFrame<'_>> {
-        let Some(bytes) = u32::try_from(len).ok().filter(|bytes| *bytes <= FRAME_BYTES) else {
-            self.counters.tx_oversize.add(1);
+        let Some(bytes) = u32::try_from(len).ok().filter(|bytes| *bytes <= self.longest()) else {
+            self.shared.tx_oversize.add(1);
             return None;
         };
         let socket = self.sockets.first_mut()?;
@@ -172,7 +181,7 @@ impl PortQueue for XdpQueue {
             sender.reserved = sender.free.pop();
         }
         let Some(chunk) = sender.reserved.as_mut() else {
-            self.counters.tx_no_room.add(1);
+            self.shared.tx_no_room.add(1);
             return None;
         };
         let buf = socket.core.umem.target(chunk, bytes)?;
@@ -183,14 +192,19 @@ impl PortQueue for XdpQueue {
         let Some(sender) = self.sockets.first_mut().and_then(|s| s.sender.as_mut()) else { return };
         let Some(chunk) = sender.reserved.take() else { return };
         let Some(bytes) = u32::try_from(len).ok().filter(|bytes| *bytes <= FRAME_BYTES) else {
-            self.counters.tx_oversize.add(1);
+            self.shared.tx_oversize.add(1);
             sender.reserved = Some(chunk);
             return;
         };
+        if self.shared.no_carrier.load(Ordering::Relaxed) {
+            self.shared.tx_no_carrier.add(1);
+            sender.reserved = Some(chunk);
+            return;
+        }
         match sender.ring.push(chunk, bytes) {
             Ok(()) => {
-                self.counters.tx_frames.add(1);
-                self.counters.tx_bytes.add(len as u64);
+                self.shared.tx_frames.add(1);
+                self.shared.tx_bytes.add(len as u64);
                 self.unsent = true;
             }
             // Cannot be: there are no more chunks than entries.
