@@ -1,3 +1,5 @@
+//! Specifications and data of the exchange; the exchange itself is tested over two engines.
+
 use super::data::{self, Filling};
 use super::*;
 use ferroce_mem::os::{Arena, ArenaConfig, PagePolicy};
