@@ -49,7 +49,7 @@ pub const MAX_BATCH: usize = 64;
 pub const MAX_PAGE: u32 = 256;
 
 /// Room in a reply that one small answer may take; listings get what is left when as much is kept for each later command.
-pub const RESULT_RESERVE_BYTES: usize = 1024;
+pub const RESULT_RESERVE_BYTES: usize = 1536;
 
 /// What a client wants to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]

@@ -115,7 +115,7 @@ pub struct PortConfig {
     pub wire: WireConfig,
     /// Addresses with prefix lengths. `shm`: at least one. `xdp`: empty means those of the interface, else a selection of them.
     pub addresses: Vec<NetAddress>,
-    /// MTU in bytes, 352 ..= 9216; none: the wire's own (`shm` 4352, `xdp` the interface's).
+    /// MTU of a `shm` link in bytes, 352 ..= 65 520, the same on both sides; none: 9000. `xdp` has the interface's.
     pub mtu: Option<u32>,
     /// Seeded faults around the port.
     pub fault: Option<FaultConfig>,
@@ -141,6 +141,8 @@ pub enum WireConfig {
         mode: XdpMode,
         /// Whether frames are copied.
         zero_copy: ZeroCopy,
+        /// Receive queues that the interface must have; none: however many.
+        queues: Option<u16>,
     },
 }
 

@@ -482,7 +482,8 @@ fn rpc_round_trips() {
     let request = rpc::Request {
         jsonrpc: rpc::Version::V2,
         method: rpc::RESOURCE_SHOW.into(),
-        params: serde_json::to_value(rpc::ResourceParams { dev: None, kind: ListKind::Qp, cursor: None }).unwrap(),
+        params: serde_json::to_value(rpc::ResourceParams { dev: None, kind: ListKind::Qp, cursor: None })
+            .unwrap(),
         id: Some(rpc::Id::Number(1)),
     };
     let text = serde_json::to_string(&request).unwrap();

@@ -96,7 +96,7 @@ pub struct PerfSpec {
     /// Receives kept posted (SEND).
     #[serde(default = "default_rx_depth")]
     pub rx_depth: u32,
-    /// One completion asked for in so many messages.
+    /// One completion asked for in so many messages: at most 100, and 1 for messages above 8192 bytes.
     #[serde(default = "default_cq_mod")]
     pub cq_mod: u32,
     /// Messages of at most so many bytes are posted inline (SEND, WRITE): at most the queue pair's `max_inline_data`.

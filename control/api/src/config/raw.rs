@@ -234,21 +234,12 @@ fn check_guid(raw: Option<&Spanned<String>>, source: &Source<'_>) -> Result<Opti
 impl Port {
     fn check(self, workers: usize, source: &Source<'_>) -> Result<PortConfig, ConfigError> {
         let wire = match self.kind.get_ref() {
-            Kind::Shm => self.check_shm(source)?,
-            Kind::Xdp => self.check_xdp(source)?,
+            Kind::Shm => self.check_shm(workers, source)?,
+            Kind::Xdp => self.check_xdp(workers, source)?,
         };
         if let Some(at) = &self.mtu {
-            // 352: the smallest path MTU needs it. 9216: one buffer holds a jumbo frame.
-            range(source, at, "port.mtu", u64::from(*at.get_ref()), (352, 9216))?;
-        }
-        if let Some(at) = &self.queues
-            && usize::from(*at.get_ref()) != workers
-        {
-            let message = format!(
-                "asked {}, allowed {workers}: each worker owns one queue; add or remove [[worker]] sections",
-                at.get_ref()
-            );
-            return Err(source.error_at(at, "port.queues", message));
+            // 352: the smallest path MTU needs it. 65,520: the length of a frame in a ring has 16 bits.
+            range(source, at, "port.mtu", u64::from(*at.get_ref()), (352, 65_520))?;
         }
         let mut addresses: Vec<NetAddress> = Vec::with_capacity(self.addresses.len());
         for at in &self.addresses {
@@ -270,7 +261,16 @@ impl Port {
         })
     }
 
-    fn check_shm(&self, source: &Source<'_>) -> Result<WireConfig, ConfigError> {
+    fn check_shm(&self, workers: usize, source: &Source<'_>) -> Result<WireConfig, ConfigError> {
+        if let Some(at) = &self.queues
+            && usize::from(*at.get_ref()) != workers
+        {
+            let asked = at.get_ref();
+            let message = format!(
+                "asked {asked}, allowed {workers}: each worker owns one; add or remove [[worker]] sections"
+            );
+            return Err(source.error_at(at, "port.queues", message));
+        }
         refuse(source, self.interface.as_ref(), "port.interface", "xdp")?;
         refuse(source, self.mode.as_ref(), "port.mode", "xdp")?;
         refuse(source, self.zero_copy.as_ref(), "port.zero_copy", "xdp")?;
@@ -298,7 +298,15 @@ impl Port {
         Ok(WireConfig::Shm { link: link.get_ref().clone(), mac })
     }
 
-    fn check_xdp(&self, source: &Source<'_>) -> Result<WireConfig, ConfigError> {
+    fn check_xdp(&self, workers: usize, source: &Source<'_>) -> Result<WireConfig, ConfigError> {
+        refuse(source, self.mtu.as_ref(), "port.mtu", "shm")?;
+        if let Some(at) = &self.queues
+            && usize::from(*at.get_ref()) < workers
+        {
+            let message =
+                format!("asked {}, allowed {workers} and more: each worker owns at least one", at.get_ref());
+            return Err(source.error_at(at, "port.queues", message));
+        }
         refuse(source, self.link.as_ref(), "port.link", "shm")?;
         refuse(source, self.mac.as_ref(), "port.mac", "shm")?;
         let Some(interface) = &self.interface else {
@@ -314,7 +322,8 @@ impl Port {
             let message = "asked on, allowed off or auto with mode = \"generic\": only a driver can do it";
             return Err(source.error_at(at, "port.zero_copy", message));
         }
-        Ok(WireConfig::Xdp { interface: interface.get_ref().clone(), mode, zero_copy })
+        let queues = self.queues.as_ref().map(|queues| *queues.get_ref());
+        Ok(WireConfig::Xdp { interface: interface.get_ref().clone(), mode, zero_copy, queues })
     }
 }
 

@@ -47,7 +47,6 @@ interface = \"eth0\"
 mode = \"generic\"
 zero_copy = \"off\"
 queues = 2
-mtu = 1500
 [port.fault]
 seed = 7
 loss = 0.01
