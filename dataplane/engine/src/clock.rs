@@ -2,14 +2,14 @@
 //!
 //! On x86-64 with an invariant time stamp counter it is that counter, calibrated once against CLOCK_MONOTONIC_RAW; else
 //! CLOCK_MONOTONIC itself. All workers of an engine share one calibration, so their times compare. Never used across
-//! machines.
+//! machines. Invariant of the unsafe blocks: they run only where the architecture has the instruction, which has no other
+//! precondition.
+#![allow(unsafe_code)]
 
 use std::time::Duration;
 
 use ferroce_transport::Instant;
 use rustix::time::{ClockId, clock_gettime};
-
-use crate::pin;
 
 /// How long the calibration watches both clocks: an error of 100 ns in either reading is then 10 ppm.
 const CALIBRATION: Duration = Duration::from_millis(10);
@@ -43,12 +43,12 @@ impl Clock {
     }
 
     fn tsc_source() -> Option<Source> {
-        if !pin::tsc_is_invariant() {
+        if !tsc_is_invariant() {
             return None;
         }
-        let (ns0, tsc0) = (clock_ns(ClockId::MonotonicRaw), pin::tsc()?);
+        let (ns0, tsc0) = (clock_ns(ClockId::MonotonicRaw), tsc()?);
         std::thread::sleep(CALIBRATION);
-        let (ns1, tsc1) = (clock_ns(ClockId::MonotonicRaw), pin::tsc()?);
+        let (ns1, tsc1) = (clock_ns(ClockId::MonotonicRaw), tsc()?);
         let (ns, ticks) = (ns1.checked_sub(ns0)?, tsc1.checked_sub(tsc0)?);
         if ns == 0 || ticks == 0 {
             return None;
@@ -63,7 +63,7 @@ impl Clock {
         const START: u64 = 1_000_000_000;
         let ns = match self.source {
             Source::Tsc { base, mult } => {
-                let ticks = pin::tsc().unwrap_or(base).saturating_sub(base);
+                let ticks = tsc().unwrap_or(base).saturating_sub(base);
                 ((u128::from(ticks) * u128::from(mult)) >> 32) as u64
             }
             Source::Monotonic { base } => clock_ns(ClockId::Monotonic).saturating_sub(base),
@@ -77,6 +77,37 @@ impl Clock {
             Source::Tsc { .. } => "tsc",
             Source::Monotonic { .. } => "CLOCK_MONOTONIC",
         }
+    }
+}
+
+/// Time stamp counter of this core; `None` where the architecture has none.
+#[inline]
+fn tsc() -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: RDTSC has no memory operands and is part of every x86-64.
+        Some(unsafe { core::arch::x86_64::_rdtsc() })
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        None
+    }
+}
+
+/// True if the counter runs at one rate in all power states, on all cores (CPUID 0x80000007, EDX bit 8).
+fn tsc_is_invariant() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let cpuid = core::arch::x86_64::__cpuid;
+        #[allow(unused_unsafe)]
+        // SAFETY: CPUID is part of every x86-64; leaf 0x80000000 tells whether the other one exists.
+        unsafe {
+            cpuid(0x8000_0000).eax >= 0x8000_0007 && cpuid(0x8000_0007).edx & (1 << 8) != 0
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
     }
 }
 

@@ -10,6 +10,7 @@ use ferroce_mem::memory::RegisterError;
 use ferroce_transport::{ModifyError, QpCounters};
 use ferroce_verbs::{ClassId, CqId, QpInfo, QpModify, Qpn};
 
+use crate::app::AppPort;
 use crate::cq::Cq;
 use crate::demux::QpSlot;
 use crate::device::Netdev;
@@ -36,6 +37,10 @@ pub(crate) enum Command {
     DestroyQp { qpn: Qpn },
     /// Give a class its share of the port.
     SetShare { class: ClassId, share: Share },
+    /// Serve an application's rings.
+    Attach(Box<AppPort>),
+    /// Give them back.
+    Detach { id: u32 },
     /// News of the network device.
     Netdev(Arc<Netdev>),
 }
@@ -48,6 +53,8 @@ pub(crate) enum Answer {
     Qp(#[allow(dead_code)] Box<QpSlot>),
     /// As above.
     Cq(#[allow(dead_code)] Box<Cq>),
+    /// As above.
+    App(#[allow(dead_code)] Box<AppPort>),
     /// As above.
     Netdev(#[allow(dead_code)] Arc<Netdev>),
     /// What is known of a queue pair: the report that the command brought, filled in.

@@ -56,6 +56,9 @@ pub(crate) struct Control {
     keys: Memory,
     cq_numbers: Vec<CqNumbers>,
     qpns: Vec<QpnAllocator>,
+    /// Attachments of application threads, and what each has.
+    apps: HashMap<u32, (Vec<Qpn>, Vec<CqId>)>,
+    next_app: u32,
     max_qp: u32,
     max_cq: u32,
     max_mr: u32,
@@ -76,10 +79,42 @@ impl Control {
                 .map(|_| CqNumbers { free: (0..=cqs).collect(), generations: vec![0; cqs as usize + 1] })
                 .collect(),
             qpns: (0..workers).map(|w| QpnAllocator::new(layout, w, max_qp)).collect(),
+            apps: HashMap::new(),
+            next_app: 0,
             max_qp,
             max_cq,
             max_mr,
         }
+    }
+
+    /// Records an attachment: a queue has one owner.
+    pub fn attach(
+        &mut self,
+        worker: u8,
+        qps: impl Iterator<Item = Qpn>,
+        cqs: &[CqId],
+    ) -> Result<u32, VerbsError> {
+        let qps: Vec<Qpn> = qps.collect();
+        let taken = |asked: String| {
+            let allowed = "a queue that no other handle has";
+            refuse(VerbsErrorKind::Busy, "attach", asked, allowed, "drop the other handle first")
+        };
+        for (their_qps, their_cqs) in self.apps.values() {
+            if let Some(qpn) = qps.iter().find(|qpn| their_qps.contains(qpn)) {
+                return Err(taken(format!("{qpn:?} on worker {worker}")));
+            }
+            if let Some(cq) = cqs.iter().find(|cq| their_cqs.contains(cq)) {
+                return Err(taken(format!("cq {:#010x} on worker {worker}", cq.0)));
+            }
+        }
+        self.next_app = self.next_app.wrapping_add(1);
+        self.apps.insert(self.next_app, (qps, cqs.to_vec()));
+        Ok(self.next_app)
+    }
+
+    /// Ends it.
+    pub fn detach(&mut self, id: u32) {
+        self.apps.remove(&id);
     }
 
     pub fn alloc_pd(&mut self) -> Result<PdId, VerbsError> {

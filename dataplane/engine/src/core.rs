@@ -13,6 +13,7 @@ use ferroce_transport::{Completion, Instant, Notice};
 use ferroce_verbs::{AsyncEvent, CqId, QpModify, Qpn};
 use ferroce_wire::NakCode;
 
+use crate::app::AppPort;
 use crate::command::{Answer, Command};
 use crate::config::IcrcMode;
 use crate::cq::Cq;
@@ -23,6 +24,9 @@ use crate::number::QpnLayout;
 use crate::sched::Sched;
 use crate::stats::{Counter, WorkerBlock};
 use crate::timer::Wheel;
+
+/// Application handles of one worker.
+pub(crate) const MAX_APPS: usize = 64;
 
 /// What a worker's core is made from.
 pub(crate) struct CoreInit {
@@ -52,6 +56,12 @@ pub struct WorkerCore {
     pub(crate) netdev: Arc<Netdev>,
     pub(crate) block: Arc<WorkerBlock>,
     events: Arc<ArrayQueue<EngineEvent>>,
+    /// Rings of application threads; taken out while they are polled.
+    #[expect(
+        clippy::vec_box,
+        reason = "a box comes from control and goes back to it: nothing is allocated or freed here"
+    )]
+    apps: Vec<Box<AppPort>>,
 }
 
 /// A worker's completion queues.
@@ -98,6 +108,7 @@ impl WorkerCore {
             netdev: init.netdev,
             block: init.block,
             events: init.events,
+            apps: Vec::with_capacity(MAX_APPS),
         }
     }
 
@@ -223,6 +234,29 @@ impl WorkerCore {
         }
     }
 
+    /// Serves application threads.
+    #[inline]
+    pub(crate) fn serve_apps(&mut self) -> usize {
+        if self.apps.is_empty() {
+            return 0;
+        }
+        // The list leaves the core for the while, since the rings' requests are posted to the core.
+        let mut apps = std::mem::take(&mut self.apps);
+        let work = apps.iter_mut().map(|app| app.poll(self)).sum();
+        self.apps = apps;
+        work
+    }
+
+    /// True if an application thread handed over something.
+    pub(crate) fn app_waits(&self) -> bool {
+        self.apps.iter().any(|app| app.news())
+    }
+
+    /// True if something of an application is left that no wake-up tells of.
+    pub(crate) fn app_left(&self) -> bool {
+        self.apps.iter().any(|app| app.left())
+    }
+
     /// A timer of the wheel fired.
     pub(crate) fn timer_fired(&mut self, node: u32) {
         let index = node / 2;
@@ -279,6 +313,15 @@ impl WorkerCore {
                 Answer::Done
             }
             Command::DestroyQp { qpn } => self.destroy_qp(qpn),
+            Command::Attach(app) if self.apps.len() == MAX_APPS => Answer::App(app),
+            Command::Attach(app) => {
+                self.apps.push(app);
+                Answer::Done
+            }
+            Command::Detach { id } => match self.apps.iter().position(|app| app.id == id) {
+                Some(at) => Answer::App(self.apps.swap_remove(at)),
+                None => Answer::NotFound,
+            },
             Command::Netdev(news) => Answer::Netdev(std::mem::replace(&mut self.netdev, news)),
         }
     }

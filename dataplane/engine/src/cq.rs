@@ -60,6 +60,12 @@ impl Cq {
         self.id
     }
 
+    /// True when there is nothing to poll.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Reserves the entry of a send; false when there is none.
     #[inline]
     pub fn reserve(&mut self) -> bool {

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crossbeam_queue::ArrayQueue;
+use ferroce_mem::memory::RegisterError;
 use ferroce_mem::os::Block;
-use ferroce_mem::{Access, Lkey, PdId};
+use ferroce_mem::{Access, Lkey, MrInfo, PdId};
 use ferroce_transport::{Qp, QpCounters};
 use ferroce_verbs::error::VerbsErrorKind;
 use ferroce_verbs::{
@@ -19,10 +20,12 @@ use ferroce_verbs::{
     QpModify, Qpn, VerbsError,
 };
 
+use crate::app::{self, APP_INLINE, AppQueues};
 use crate::check::{self, refuse};
 use crate::command::{Answer, Command, CommandBox};
 use crate::config::{IcrcMode, NetdevInfo};
 use crate::control::Control;
+use crate::core::MAX_APPS;
 use crate::cq::{Cq, MAX_CQE};
 use crate::demux::QpSlot;
 use crate::event::{EngineEvent, EngineEventKind};
@@ -97,32 +100,40 @@ pub(crate) fn limits(node_guid: u64, workers: u8, max_qp: u32, max_cq: u32, max_
 }
 
 impl Shared {
-    fn gone() -> VerbsError {
-        refuse(VerbsErrorKind::Gone, "device", "an operation", "none: the engine has stopped", "")
+    /// Gives `worker` a command and waits for its answer.
+    fn call(&self, worker: u8, command: Command) -> Result<Answer, CallError> {
+        let seat = self.workers.get(worker as usize).ok_or(CallError::Gone)?;
+        if self.stop.load(Ordering::Acquire) {
+            return Err(CallError::Gone);
+        }
+        seat.commands.call(&seat.bell, command, DEADLINE)
     }
 
-    /// Gives `worker` a command and waits for its answer.
-    fn ask(&self, worker: u8, command: Command) -> Result<Answer, VerbsError> {
-        let seat = self.workers.get(worker as usize).ok_or_else(Self::gone)?;
-        if self.stop.load(Ordering::Acquire) {
-            return Err(Self::gone());
-        }
-        seat.commands.call(&seat.bell, command, DEADLINE).map_err(|why| match why {
-            CallError::Gone => Self::gone(),
+    /// Why `worker` gave no answer, in words.
+    pub(crate) fn no_answer(&self, worker: u8, why: CallError) -> VerbsError {
+        let stage = self.workers.get(worker as usize).map_or("outside", |seat| seat.block.stage().name());
+        match why {
+            CallError::Gone => {
+                refuse(VerbsErrorKind::Gone, "device", "an operation", "none: the engine has stopped", "")
+            }
             CallError::Withdrawn | CallError::Hung => refuse(
                 VerbsErrorKind::Timeout,
                 "worker",
                 format!("an answer of worker {worker}"),
-                format!("{} s; it was last seen in stage {}", DEADLINE.as_secs(), seat.block.stage().name()),
+                format!("{} s; it was last seen in stage {stage}", DEADLINE.as_secs()),
                 "the loop watchdog's counters tell what held it",
             ),
-        })
+        }
+    }
+
+    fn ask(&self, worker: u8, command: Command) -> Result<Answer, VerbsError> {
+        self.call(worker, command).map_err(|why| self.no_answer(worker, why))
     }
 
     /// As [`Shared::ask`], where the only good answer is "done".
     fn tell(&self, worker: u8, command: Command, what: &str) -> Result<(), VerbsError> {
         match self.ask(worker, command)? {
-            Answer::Done | Answer::Qp(_) | Answer::Cq(_) | Answer::Netdev(_) => Ok(()),
+            Answer::Done | Answer::Qp(_) | Answer::Cq(_) | Answer::Netdev(_) | Answer::App(_) => Ok(()),
             Answer::Info(_) | Answer::NotFound | Answer::Key(_) | Answer::Modify(_) => Err(refuse(
                 VerbsErrorKind::NotFound,
                 what,
@@ -221,6 +232,93 @@ impl SoftDevice {
         Ok(())
     }
 
+    /// Attaches an application's thread to queue pairs and to the completion queues that it will poll, all of one worker.
+    /// Completions of an attached queue go to this handle alone. Dropping the handle detaches.
+    pub fn attach(&self, qps: &[Qpn], cqs: &[CqId]) -> Result<AppQueues, VerbsError> {
+        let mut infos = Vec::with_capacity(qps.len());
+        for qpn in qps {
+            infos.push(self.query_qp(*qpn)?);
+        }
+        let first =
+            *cqs.first().ok_or_else(|| refuse(VerbsErrorKind::Invalid, "cqs", "none", "at least one", ""))?;
+        let worker = self.cq_worker(first)?;
+        for cq in cqs {
+            let other = self.cq_worker(*cq)?;
+            if other != worker {
+                return Err(refuse(
+                    VerbsErrorKind::Invalid,
+                    "cqs",
+                    format!(
+                        "cq {:#010x} on worker {worker} and cq {:#010x} on worker {other}",
+                        first.0, cq.0
+                    ),
+                    "all on one worker",
+                    "attach one handle per worker",
+                ));
+            }
+        }
+        for info in &infos {
+            for cq in [info.send_cq, info.recv_cq] {
+                if !cqs.contains(&cq) {
+                    let asked = format!("{:?} without its cq {:#010x}", info.qpn, cq.0);
+                    return Err(refuse(
+                        VerbsErrorKind::Invalid,
+                        "cqs",
+                        asked,
+                        "both queues of each queue pair",
+                        "",
+                    ));
+                }
+            }
+            if info.cap.max_inline_data as usize > APP_INLINE {
+                let allowed = format!("0 to {APP_INLINE}");
+                let hint = "create the queue pair with less";
+                return Err(refuse(
+                    VerbsErrorKind::Invalid,
+                    "cap.max_inline_data",
+                    info.cap.max_inline_data,
+                    allowed,
+                    hint,
+                ));
+            }
+        }
+        self.attach_checked(worker, &infos, cqs)
+    }
+
+    fn attach_checked(&self, worker: u8, infos: &[QpInfo], cqs: &[CqId]) -> Result<AppQueues, VerbsError> {
+        let seat = self.shared.workers.get(worker as usize).ok_or_else(|| not_found("worker", worker))?;
+        let id = lock(&self.shared.control).attach(worker, infos.iter().map(|info| info.qpn), cqs)?;
+        let made = app::pair(self.clone(), (worker, seat.bell.clone()), id, infos, cqs);
+        let (port, queues) = made.map_err(|e| {
+            lock(&self.shared.control).detach(id);
+            refuse(
+                VerbsErrorKind::Exhausted,
+                "eventfd",
+                "one more",
+                e,
+                "raise the limit of open files (ulimit -n)",
+            )
+        })?;
+        // From here on dropping `queues` undoes it all.
+        match self.shared.ask(worker, Command::Attach(port))? {
+            Answer::Done => Ok(queues),
+            _ => Err(refuse(
+                VerbsErrorKind::Exhausted,
+                "attach",
+                format!("one more on worker {worker}"),
+                format!("at most {MAX_APPS}"),
+                "drop a handle, or use another worker",
+            )),
+        }
+    }
+
+    /// Ends an attachment. A worker that hangs keeps serving its own side of the rings, which nobody reads any more.
+    pub(crate) fn detach(&self, worker: u8, id: u32) {
+        if self.shared.ask(worker, Command::Detach { id }).is_ok() {
+            lock(&self.shared.control).detach(id);
+        }
+    }
+
     /// Queue pairs that exist, in no order.
     pub fn list_qps(&self) -> Vec<Qpn> {
         lock(&self.shared.control).qps.keys().copied().collect()
@@ -274,24 +372,15 @@ impl Device for SoftDevice {
         let mut control = lock(&self.shared.control);
         let registration = control.register(pd, memory, access)?;
         let info = registration.info;
-        for worker in 0..self.shared.workers.len() {
-            let answer = self.shared.ask(worker as u8, Command::Register(registration.clone()));
-            let why = match answer {
+        for worker in 0..self.shared.workers.len() as u8 {
+            let (why, has_key) = match self.shared.call(worker, Command::Register(registration.clone())) {
                 Ok(Answer::Done) => continue,
-                Ok(other) => refuse(
-                    VerbsErrorKind::Invalid,
-                    "mr",
-                    format!("{} bytes at {:#x}", info.len, info.iova),
-                    match other {
-                        Answer::Key(why) => format!("what worker {worker}'s key table takes: {why:?}"),
-                        _ => format!("what worker {worker} takes"),
-                    },
-                    "",
-                ),
-                Err(why) => why,
+                Ok(Answer::Key(why)) => (key_refused(worker, &info, why), false),
+                Ok(_) => (not_found("worker", worker), false),
+                Err(why) => (self.shared.no_answer(worker, why), why == CallError::Hung),
             };
             // Undo: the record, and with it the memory, goes only when no worker can hold the key any more.
-            if self.forget_mr(info.lkey).is_ok() {
+            if !has_key && self.forget_mr(info.lkey, worker).is_ok() {
                 control.deregistered(info.lkey);
             }
             return Err(why);
@@ -302,7 +391,7 @@ impl Device for SoftDevice {
     fn dereg_mr(&self, lkey: Lkey) -> Result<(), VerbsError> {
         let mut control = lock(&self.shared.control);
         control.mr(lkey)?;
-        self.forget_mr(lkey)?;
+        self.forget_mr(lkey, self.shared.workers.len() as u8)?;
         control.deregistered(lkey);
         Ok(())
     }
@@ -357,8 +446,7 @@ impl Device for SoftDevice {
     }
 
     fn modify_qp(&self, qpn: Qpn, modify: &QpModify) -> Result<(), VerbsError> {
-        let control = lock(&self.shared.control);
-        let worker = control.qp(qpn)?.worker;
+        let worker = lock(&self.shared.control).qp(qpn)?.worker;
         check::modify(modify, &self.shared.snapshot())?;
         match self.shared.ask(worker, Command::ModifyQp { qpn, modify: *modify })? {
             Answer::Done => Ok(()),
@@ -381,18 +469,24 @@ impl Device for SoftDevice {
 }
 
 impl SoftDevice {
-    /// Takes a key out of every worker's table. Fails if one of them did not answer; it may hold the key still.
-    fn forget_mr(&self, lkey: Lkey) -> Result<(), VerbsError> {
-        let mut outcome = Ok(());
-        for worker in 0..self.shared.workers.len() {
-            match self.shared.ask(worker as u8, Command::Deregister(lkey)) {
-                // A worker that never learned the key is as good.
-                Ok(_) => {}
-                Err(why) => outcome = Err(why),
-            }
-        }
-        outcome
+    /// Takes a key out of the tables of the first `workers` workers. Fails if one of them did not answer: it may hold the
+    /// key still.
+    fn forget_mr(&self, lkey: Lkey, workers: u8) -> Result<(), VerbsError> {
+        // All are asked, whatever one answers; a worker that does not know the key is as good.
+        (0..workers)
+            .map(|worker| self.shared.ask(worker, Command::Deregister(lkey)).map(|_| ()))
+            .fold(Ok(()), Result::and)
     }
+}
+
+fn key_refused(worker: u8, info: &MrInfo, why: RegisterError) -> VerbsError {
+    refuse(
+        VerbsErrorKind::Invalid,
+        "mr",
+        format!("{} bytes at {:#x}", info.len, info.iova),
+        format!("what worker {worker}'s key table takes: {why:?}"),
+        "",
+    )
 }
 
 fn port_1(port: u8) -> Result<(), VerbsError> {

@@ -23,7 +23,7 @@ use crate::device::{Netdev, Seat, Shared, SoftDevice, limits, not_found};
 use crate::event::EngineEvent;
 use crate::forward::{self, Forward};
 use crate::idle::Doorbell;
-use crate::mailbox::{CallError, DEADLINE};
+use crate::mailbox::DEADLINE;
 use crate::number::QpnLayout;
 use crate::pin;
 use crate::services::{ServiceAnswer, ServiceBox, ServiceCommand, ServiceId, ServiceSet};
@@ -221,16 +221,7 @@ impl<S: Service<WorkerCore> + Send + 'static> Engine<S> {
         command: ServiceCommand<S>,
     ) -> Result<ServiceAnswer<S>, VerbsError> {
         let seat = self.shared.workers.get(worker as usize).ok_or_else(|| not_found("worker", worker))?;
-        mailbox.call(&seat.bell, command, DEADLINE).map_err(|why| match why {
-            CallError::Gone => refuse(VerbsErrorKind::Gone, "worker", worker, "none: it has stopped", ""),
-            CallError::Withdrawn | CallError::Hung => refuse(
-                VerbsErrorKind::Timeout,
-                "worker",
-                format!("an answer of worker {worker}"),
-                format!("{} s; it was last seen in stage {}", DEADLINE.as_secs(), self.stage_of(worker)),
-                "the loop watchdog's counters tell what held it",
-            ),
-        })
+        mailbox.call(&seat.bell, command, DEADLINE).map_err(|why| self.shared.no_answer(worker, why))
     }
 
     /// Counters of all workers.

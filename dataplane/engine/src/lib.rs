@@ -9,6 +9,7 @@
 //! control side; [`engine`] starts and stops.
 #![deny(unsafe_code)]
 
+mod app;
 mod check;
 mod clock;
 mod command;
@@ -39,6 +40,7 @@ pub mod stall;
 pub mod stats;
 
 pub use crate::core::WorkerCore;
+pub use app::{AppQueues, REFUSED};
 pub use config::{EngineConfig, EngineError, IcrcMode, IdlePolicy, NetdevInfo, WorkerConfig};
 pub use cq::EMPTY_WC;
 pub use device::SoftDevice;

@@ -1,43 +1,10 @@
-//! What binds a thread to its core: affinity, and that core's time stamp counter.
+//! What binds a thread to its core.
 //!
 //! Invariant: the list of cores is the mask of the process's main thread, read from `/proc`, never that of a calling
 //! thread that may be pinned already; a pin counts only when the mask that the kernel reports holds that core alone.
-//! The unsafe blocks read the time stamp counter, which has no precondition where the architecture has one. Called when
-//! workers start; never moves a thread later.
-#![allow(unsafe_code)]
+//! Called when workers start; never moves a thread later.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
-
-/// Time stamp counter of this core; `None` where the architecture has none.
-#[inline]
-pub fn tsc() -> Option<u64> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        // SAFETY: RDTSC has no memory operands and is part of every x86-64.
-        Some(unsafe { core::arch::x86_64::_rdtsc() })
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        None
-    }
-}
-
-/// True if the counter runs at one rate in all power states, on all cores (CPUID 0x80000007, EDX bit 8).
-pub fn tsc_is_invariant() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let cpuid = core::arch::x86_64::__cpuid;
-        #[allow(unused_unsafe)]
-        // SAFETY: CPUID is part of every x86-64; leaf 0x80000000 tells whether the other one exists.
-        unsafe {
-            cpuid(0x8000_0000).eax >= 0x8000_0007 && cpuid(0x8000_0007).edx & (1 << 8) != 0
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
-}
 
 /// Cores that this process may use, ascending: the mask of its main thread.
 pub fn allowed_cores() -> Vec<usize> {

@@ -13,7 +13,7 @@ use crate::config::IcrcMode;
 use crate::core::WorkerCore;
 use crate::demux::Found;
 use crate::forward::{Carried, Forward};
-use crate::stats::{Counter, Drop};
+use crate::stats::{Counter, FrameDrop};
 
 impl WorkerCore {
     /// Takes one frame from the port.
@@ -31,15 +31,15 @@ impl WorkerCore {
         self.block.add(Counter::ForwardsIn, 1);
         let taken = match self.qps.find(carried.packet.headers.bth.dest_qpn) {
             Found::Here(index) => self.deliver(index, &carried.packet, &carried.payload()),
-            Found::Other(_) | Found::Unknown => Err(Drop::UnknownQp),
+            Found::Other(_) | Found::Unknown => Err(FrameDrop::UnknownQp),
         };
         if let Err(reason) = taken {
             self.block.drop_frame(reason);
         }
     }
 
-    fn accept(&mut self, frame: &RxFrame<'_>, forward: &mut Forward) -> Result<(), Drop> {
-        let packet = packet::parse(frame.head, frame.len()).map_err(Drop::Parse)?;
+    fn accept(&mut self, frame: &RxFrame<'_>, forward: &mut Forward) -> Result<(), FrameDrop> {
+        let packet = packet::parse(frame.head, frame.len()).map_err(FrameDrop::Parse)?;
         let payload = match self.icrc {
             IcrcMode::On => checked_payload(frame, &packet)?,
             IcrcMode::Off => body(frame, &packet)?.0,
@@ -48,29 +48,29 @@ impl WorkerCore {
             Found::Here(index) => self.deliver(index, &packet, &payload),
             Found::Other(worker) => {
                 if !forward.push(worker, &packet, &payload) {
-                    return Err(Drop::ForwardFull);
+                    return Err(FrameDrop::ForwardFull);
                 }
                 self.block.add(Counter::ForwardsOut, 1);
                 Ok(())
             }
-            Found::Unknown => Err(Drop::UnknownQp),
+            Found::Unknown => Err(FrameDrop::UnknownQp),
         }
     }
 
     #[inline]
-    fn deliver(&mut self, index: u32, packet: &Packet, payload: &Payload<'_>) -> Result<(), Drop> {
-        let slot = self.qps.get_mut(index).ok_or(Drop::UnknownQp)?;
+    fn deliver(&mut self, index: u32, packet: &Packet, payload: &Payload<'_>) -> Result<(), FrameDrop> {
+        let slot = self.qps.get_mut(index).ok_or(FrameDrop::UnknownQp)?;
         let taken = slot.qp.handle_packet(self.now, packet, payload, &self.memory);
         // Also after a refusal: it may have left a NAK to send.
         self.settle(index);
-        taken.map_err(Drop::Qp)
+        taken.map_err(FrameDrop::Qp)
     }
 }
 
 /// Payload, and everything that the ICRC covers after the headers plus the ICRC itself.
 #[inline]
-fn body<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<(Payload<'f>, Payload<'f>), Drop> {
-    const SHORT: Drop = Drop::Parse(ParseError::Truncated);
+fn body<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<(Payload<'f>, Payload<'f>), FrameDrop> {
+    const SHORT: FrameDrop = FrameDrop::Parse(ParseError::Truncated);
     let mut body = Payload::from_slice(frame.head.get(packet.payload_offset as usize..).ok_or(SHORT)?);
     if !body.append(&frame.rest) {
         return Err(SHORT);
@@ -81,8 +81,8 @@ fn body<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<(Payload<'f>, Payloa
 
 /// The payload of a frame whose ICRC is right.
 #[inline]
-fn checked_payload<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<Payload<'f>, Drop> {
-    const SHORT: Drop = Drop::Parse(ParseError::Truncated);
+fn checked_payload<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<Payload<'f>, FrameDrop> {
+    const SHORT: FrameDrop = FrameDrop::Parse(ParseError::Truncated);
     let (payload, body) = body(frame, packet)?;
     let covered = packet.payload_len as usize + packet.pad as usize;
     let headers = frame.head.get(..packet.payload_offset as usize).ok_or(SHORT)?;
@@ -93,7 +93,7 @@ fn checked_payload<'f>(frame: &RxFrame<'f>, packet: &Packet) -> Result<Payload<'
         return Err(SHORT);
     }
     if icrc.to_wire() != found {
-        return Err(Drop::Parse(ParseError::BadIcrc));
+        return Err(FrameDrop::Parse(ParseError::BadIcrc));
     }
     Ok(payload)
 }

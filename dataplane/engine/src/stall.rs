@@ -1,8 +1,8 @@
 //! Loop watchdog: names the stage that held the loop for more than 100 us.
 //!
 //! Owns the time of the last stamp. The clock is read at the end of a stage that did work, so an idle pass costs one
-//! reading; what an idle pass lost (the kernel took the core away) is booked as `preempted`. The adaptive sleep does not
-//! count. Called by `poll_once`; the record is read by control through [`crate::stats`].
+//! reading; an idle pass that was long all the same lost its core to the kernel and is counted apart, as `preempted`. The
+//! adaptive sleep does not count. Called by `poll_once`; the record is read by control through [`crate::stats`].
 
 use ferroce_transport::Instant;
 
@@ -30,15 +30,13 @@ pub enum Stage {
     Transmit,
     /// Making them visible.
     Flush,
-    /// No stage did work: the kernel took the core away.
-    Preempted,
     /// Adaptive sleep.
     Sleep,
 }
 
 impl Stage {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Stage; 9] = [
+    pub const ALL: [Stage; 8] = [
         Stage::Outside,
         Stage::Mailbox,
         Stage::Receive,
@@ -46,7 +44,6 @@ impl Stage {
         Stage::Services,
         Stage::Transmit,
         Stage::Flush,
-        Stage::Preempted,
         Stage::Sleep,
     ];
 
@@ -60,7 +57,6 @@ impl Stage {
             Stage::Services => "services",
             Stage::Transmit => "transmit",
             Stage::Flush => "flush",
-            Stage::Preempted => "preempted",
             Stage::Sleep => "sleep",
         }
     }
@@ -88,8 +84,8 @@ impl Watchdog {
     #[inline]
     pub fn begin(&mut self, block: &WorkerBlock) -> Instant {
         let now = self.clock.now();
-        if !self.worked {
-            self.judge(Stage::Preempted, now, block);
+        if !self.worked && now.since(self.stamp) > STALL_NS {
+            block.add(Counter::Preempted, 1);
         }
         self.stamp = now;
         self.worked = false;

@@ -61,13 +61,15 @@ counters! {
     CqOverflows = "cq_overflows";
     /// Completions lost to them.
     CompletionsLost = "completions_lost";
-    /// Stages longer than 100 us.
+    /// Stages that did work and took longer than 100 us.
     Stalls = "stalls";
+    /// Passes without work longer than 100 us: the kernel took the core away.
+    Preempted = "preempted";
 }
 
 /// Why a frame was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Drop {
+pub enum FrameDrop {
     /// It is not a frame of ours, or a broken one.
     Parse(ParseError),
     /// No such queue pair.
@@ -94,7 +96,7 @@ const OWN_DROPS: [&str; 12] = [
     "not_ready",
 ];
 
-/// Names of the reasons, in the order of [`Drop::index`].
+/// Names of the reasons, in the order of [`FrameDrop::index`].
 pub const DROP_NAMES: &[&str] = &{
     let mut names = [""; ParseError::COUNT + OWN_DROPS.len()];
     let mut i = 0;
@@ -106,17 +108,17 @@ pub const DROP_NAMES: &[&str] = &{
     names
 };
 
-impl Drop {
+impl FrameDrop {
     const PARSE: usize = ParseError::COUNT;
 
     /// Place in [`DROP_NAMES`].
     #[inline]
     pub const fn index(self) -> usize {
         match self {
-            Drop::Parse(reason) => reason.index(),
-            Drop::UnknownQp => Self::PARSE,
-            Drop::ForwardFull => Self::PARSE + 1,
-            Drop::Qp(reason) => {
+            FrameDrop::Parse(reason) => reason.index(),
+            FrameDrop::UnknownQp => Self::PARSE,
+            FrameDrop::ForwardFull => Self::PARSE + 1,
+            FrameDrop::Qp(reason) => {
                 Self::PARSE
                     + 2
                     + match reason {
@@ -183,7 +185,7 @@ impl WorkerBlock {
 
     /// Counts a drop. The owning worker only.
     #[inline]
-    pub fn drop_frame(&self, reason: Drop) {
+    pub fn drop_frame(&self, reason: FrameDrop) {
         bump(self.drops.get(reason.index()), 1);
     }
 
@@ -249,7 +251,7 @@ pub struct WorkerStats {
     pub core: Option<usize>,
     /// Name and value of every [`Counter`].
     pub counters: Vec<(&'static str, u64)>,
-    /// Name and value of every [`Drop`].
+    /// Name and value of every [`FrameDrop`].
     pub drops: Vec<(&'static str, u64)>,
     /// The last stage that took over 100 us.
     pub last_stall: Option<Stall>,
@@ -320,13 +322,13 @@ mod tests {
             DropReason::Refused,
             DropReason::NotReady,
         ];
-        let mut seen: Vec<usize> = ParseError::ALL.into_iter().map(|e| Drop::Parse(e).index()).collect();
-        seen.extend([Drop::UnknownQp.index(), Drop::ForwardFull.index()]);
-        seen.extend(qp.map(|reason| Drop::Qp(reason).index()));
+        let mut seen: Vec<usize> = ParseError::ALL.into_iter().map(|e| FrameDrop::Parse(e).index()).collect();
+        seen.extend([FrameDrop::UnknownQp.index(), FrameDrop::ForwardFull.index()]);
+        seen.extend(qp.map(|reason| FrameDrop::Qp(reason).index()));
         assert_eq!(seen, (0..DROP_NAMES.len()).collect::<Vec<_>>());
-        assert_eq!(Drop::Parse(ParseError::BadIcrc).name(), "bad_icrc");
-        assert_eq!(Drop::Parse(ParseError::Oversized).name(), "oversized");
-        assert_eq!(Drop::Qp(DropReason::NotReady).name(), "not_ready");
-        assert_eq!(COUNTER_NAMES[Counter::Stalls as usize], "stalls");
+        assert_eq!(FrameDrop::Parse(ParseError::BadIcrc).name(), "bad_icrc");
+        assert_eq!(FrameDrop::Parse(ParseError::Oversized).name(), "oversized");
+        assert_eq!(FrameDrop::Qp(DropReason::NotReady).name(), "not_ready");
+        assert_eq!(COUNTER_NAMES[Counter::Preempted as usize], "preempted");
     }
 }

@@ -28,7 +28,8 @@ const TIMER_BUDGET: usize = 64;
 const MAX_SLEEP_NS: u64 = 100_000_000;
 /// Longest sleep while services are there: they may watch the clock.
 const SERVICE_SLEEP_NS: u64 = 1_000_000;
-/// Longest sleep while frames wait for room in the port, which no descriptor tells.
+/// Longest sleep while frames wait for room in the port, or an application's requests for room in a queue, which no
+/// descriptor tells.
 const NO_ROOM_SLEEP_NS: u64 = 20_000;
 
 pub(crate) struct Worker<Q, S> {
@@ -70,7 +71,8 @@ impl<Q: PortQueue, S: Service<WorkerCore>> Worker<Q, S> {
     /// Reads the clock, once, and books the time of the pass before.
     #[inline]
     fn begin_pass(&mut self) {
-        let now = self.watchdog.begin(&self.core.block);
+        // The time stamp counters of two cores may differ a little: time never goes back for a worker that was moved.
+        let now = self.watchdog.begin(&self.core.block).max(self.core.now);
         let took = now.since(self.core.now);
         self.core.block.add(if self.worked { Counter::BusyNs } else { Counter::IdleNs }, took);
         self.core.now = now;
@@ -116,9 +118,9 @@ impl<Q: PortQueue, S: Service<WorkerCore>> Worker<Q, S> {
         fired
     }
 
-    /// Services see their completions and post.
+    /// Services see their completions and post; application threads too, through their rings.
     fn services(&mut self) -> usize {
-        self.services.poll(&mut self.core)
+        self.services.poll(&mut self.core) + self.core.serve_apps()
     }
 
     /// Queue pairs with something to send, in the schedule's order.
@@ -182,6 +184,7 @@ impl<Q: PortQueue, S: Service<WorkerCore>> Worker<Q, S> {
         commands
             || self.shared.stop.load(Ordering::Relaxed)
             || self.services.command_waits()
+            || self.core.app_waits()
             || self.forward.is_waiting()
     }
 
@@ -190,7 +193,7 @@ impl<Q: PortQueue, S: Service<WorkerCore>> Worker<Q, S> {
         if !self.services.is_empty() {
             longest = SERVICE_SLEEP_NS;
         }
-        if self.core.sched.queued() != 0 {
+        if self.core.sched.queued() != 0 || self.core.app_left() {
             longest = NO_ROOM_SLEEP_NS;
         }
         match self.core.wheel.next_deadline() {

@@ -1,0 +1,8 @@
+//! Engine tests over `shm`, two engines (or an engine and a hand-made peer) in one process. Every test runs with one and
+//! with two workers, adaptive idle policy, bounded waits, no absolute times.
+
+mod apps;
+mod control;
+mod faults;
+mod harness;
+mod rc;
