@@ -108,6 +108,7 @@ impl Responder {
     }
 
     pub(crate) fn reset(&mut self) {
+        self.expected = Psn::default();
         self.msn = Msn::default();
         self.open = None;
         self.nak_given = false;

@@ -122,16 +122,24 @@ pub fn av(us: u8, them: u8) -> AddressVector {
     }
 }
 
-/// Bytes that nobody moves, written by queue pairs through `Memory` only.
+/// Bytes that nobody moves, written by queue pairs through `Memory` only. Lives as long as its host, whose table is
+/// not used after it.
 pub struct Buffer {
     base: NonNull<u8>,
     len: usize,
 }
 
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: made from such a box in `new`, and nothing refers to it any more: the table goes with its host.
+        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(self.base, self.len).as_ptr()) });
+    }
+}
+
 impl Buffer {
     pub fn new(len: usize) -> Buffer {
-        let bytes: &'static mut [u8] = Box::leak(vec![0u8; len].into_boxed_slice());
-        Buffer { base: NonNull::from(bytes).cast(), len }
+        let bytes = Box::into_raw(vec![0u8; len].into_boxed_slice());
+        Buffer { base: NonNull::new(bytes.cast()).expect("a box"), len }
     }
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset + len <= self.len);
@@ -162,7 +170,7 @@ impl Buffer {
     ) -> MrInfo {
         let base = NonNull::new(self.at(offset, len)).expect("inside the buffer");
         let init = MrInit { pd, access, iova: IOVA + offset as u64, base, len: len as u64 };
-        // SAFETY: the buffer is leaked: it stays mapped for ever.
+        // SAFETY: the buffer lives as long as the host, which is as long as anybody uses the table.
         unsafe { memory.register(init) }.expect("registers")
     }
 }
@@ -189,10 +197,14 @@ pub struct Host {
 
 impl Host {
     pub fn new(qpn: Qpn, setup: &Setup) -> Host {
+        Host::with_bytes(qpn, setup, BUF)
+    }
+    /// A host with a buffer of `bytes`.
+    pub fn with_bytes(qpn: Qpn, setup: &Setup, bytes: usize) -> Host {
         let mut memory = Memory::new(64, 42);
-        let buf = Buffer::new(BUF);
+        let buf = Buffer::new(bytes);
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let mr = buf.register(&mut memory, PD, access, 0, BUF);
+        let mr = buf.register(&mut memory, PD, access, 0, bytes);
         Host {
             qp: Qp::new(qpn, &setup.attr()),
             memory,
@@ -276,13 +288,17 @@ impl Host {
         self.take(now, &packet, frame);
     }
     pub fn take(&mut self, now: Instant, packet: &Packet, frame: &[u8]) {
+        self.take_quietly(now, packet, frame);
+        self.collect();
+    }
+    /// Without reading completions.
+    pub fn take_quietly(&mut self, now: Instant, packet: &Packet, frame: &[u8]) {
         let start = usize::from(packet.payload_offset);
         let bytes = &frame[start..start + usize::from(packet.payload_len)];
         let payload = Payload::from_slice(bytes);
         if let Err(reason) = self.qp.handle_packet(now, packet, &payload, &self.memory) {
             self.drops.push(reason);
         }
-        self.collect();
     }
 }
 
