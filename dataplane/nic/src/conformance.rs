@@ -207,10 +207,20 @@ fn pause() {
 
 /// Receives on all of `queues` until `count` frames are here; each with its queue.
 fn collect(queues: &mut [impl PortQueue], count: usize) -> Vec<(usize, Vec<u8>)> {
+    collect_while(queues, count, || {})
+}
+
+/// As [`collect`], with something else to do in each pass: the sender's flush, which the engine does too.
+fn collect_while(
+    queues: &mut [impl PortQueue],
+    count: usize,
+    mut pass: impl FnMut(),
+) -> Vec<(usize, Vec<u8>)> {
     let deadline = Instant::now() + PATIENCE;
     let mut all = Vec::new();
     while all.len() < count {
         let before = all.len();
+        pass();
         for (index, queue) in queues.iter_mut().enumerate() {
             let mut got = Vec::new();
             take(queue, 32, &mut got);
@@ -248,7 +258,7 @@ fn exchange<P: Port>(from: &mut Side<P>, to: &mut Side<P>, queue: usize, lengths
         let frames: Vec<Vec<u8>> =
             group.iter().map(|&len| from.frame_to(to, len, (len * 100 + queue) as u32)).collect();
         frames.iter().for_each(|bytes| send(&mut from.queues[queue], bytes));
-        let got = collect(&mut to.queues, frames.len());
+        let got = collect_while(&mut to.queues, frames.len(), || from.queues[queue].tx_flush());
         assert!(!joined || got.iter().all(|(at, _)| *at == queue), "queue {queue} is not joined to its like");
         for ((_, got), want) in got.iter().zip(&frames) {
             assert_eq!((got.len(), mark_of(got)), (want.len(), mark_of(want)), "length and mark");
@@ -297,7 +307,7 @@ fn full_ring<R: Rig>(rig: &mut R) -> Result<(), String> {
         }
         assert!(committed > 2, "the ring holds {committed} frames of {len} bytes only");
         a.queues[0].tx_flush();
-        let got = collect(&mut b.queues, committed as usize);
+        let got = collect_while(&mut b.queues, committed as usize, || a.queues[0].tx_flush());
         let marks: Vec<u32> = got.iter().map(|(_, bytes)| mark_of(bytes)).collect();
         assert!(marks.iter().copied().eq(first..first + committed), "lost, doubled or out of order");
         assert_quiet(&mut b.queues);

@@ -6,13 +6,16 @@
 //! [`Port`], by the housekeeping thread. Never resolves addresses, never parses.
 #![deny(unsafe_code)]
 
+pub mod any;
 pub mod conformance;
 pub mod frame;
 pub mod netlink;
 pub mod port;
 pub mod shm;
+pub mod wrap;
 pub mod xdp;
 
+pub use any::{AnyPort, AnyQueue, Options};
 pub use frame::{RxFrame, TxFrame};
 pub use port::{Caps, Fallback, Port, PortError, PortQueue};
 pub use shm::{ShmConfig, ShmPort, ShmQueue};

@@ -58,6 +58,15 @@ pub trait Port {
     fn link_up(&self) -> bool;
     /// Called a few times a second by the housekeeping thread: attach a peer, notice a link change.
     fn housekeep(&mut self);
+    /// Why the link is down, or what else is wrong with the port, where it knows.
+    fn problem(&self) -> Option<PortError> {
+        None
+    }
+    /// Descriptors that become readable when [`Port::housekeep`] has something to do, for a housekeeping thread that
+    /// sleeps on them. They may change with each call of it.
+    fn housekeep_fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
     /// Addresses of the port with their prefix lengths: from the configuration (`shm`), from the kernel (`xdp`).
     fn addresses(&self) -> Vec<(IpAddr, u8)>;
     /// Ethernet address of the next hop towards `dst`, resolved by the kernel's routes and neighbours (`xdp`) or known

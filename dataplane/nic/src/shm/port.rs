@@ -103,18 +103,6 @@ impl ShmPort {
         })
     }
 
-    /// Why there is no peer: the last thing that went wrong, or nothing did. `None` while the link is up.
-    pub fn problem(&self) -> Option<&PortError> {
-        self.problem.as_ref()
-    }
-
-    /// Descriptors that become readable when [`Port::housekeep`] has something to do: for a thread that wants a quick
-    /// link. They change with the state of the link.
-    pub fn housekeep_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let listener = self.listener.iter().map(Listener::fd);
-        listener.chain(self.connection.iter().map(Connection::fd)).collect()
-    }
-
     /// Listens, or connects to the side that does.
     fn look_for_peer(&mut self, now: Instant) -> Result<(), PortError> {
         match rendezvous::find_place(&self.link)? {
@@ -307,6 +295,15 @@ impl Port for ShmPort {
         if self.peer.is_none() {
             self.meet(now);
         }
+    }
+
+    fn problem(&self) -> Option<PortError> {
+        self.problem.clone()
+    }
+
+    fn housekeep_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let listener = self.listener.iter().map(Listener::fd);
+        listener.chain(self.connection.iter().map(Connection::fd)).collect()
     }
 
     fn addresses(&self) -> Vec<(IpAddr, u8)> {
