@@ -389,3 +389,6 @@ pub fn pair(a: &ShmConfig, b: &ShmConfig) -> Result<(ShmPort, ShmPort), PortErro
         })),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -197,7 +197,11 @@ impl Connection {
         let fail = |found: String, hint: &str| Step::Failed(link_error(path, found, hint));
         let ringers: Vec<BorrowedFd<'_>> = doorbells.iter().map(|bell| bell.ringer()).collect();
         if self.stage == Stage::Silent {
-            if let Err(errno) = sys::send(&self.socket, &Message::Hello(ours.clone()).encode(), &ringers) {
+            // A peer that turned us away may have closed already: what it said is read below.
+            let said = sys::send(&self.socket, &Message::Hello(ours.clone()).encode(), &ringers);
+            if let Err(errno) = said
+                && errno != Errno::PIPE
+            {
                 return fail(format!("{} can't be told who we are: {errno}", self.peer()), "");
             }
             self.stage = Stage::AwaitHello;

@@ -82,7 +82,14 @@ pub(crate) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Received {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+    let mut look = || rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags);
+    // A peer that closes without having read all that we said resets the connection, which is told once; what it said
+    // before that can still be read.
+    let got = match look() {
+        Err(Errno::CONNRESET) => look(),
+        other => other,
+    };
+    match got {
         Ok(got) => {
             let mut fds = Vec::new();
             for message in control.drain() {
