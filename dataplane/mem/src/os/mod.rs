@@ -8,11 +8,13 @@
 mod arena;
 mod pages;
 mod region;
+mod regions;
 mod table;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Block};
 pub use pages::{ArenaError, PageKind, PagePolicy};
 pub use region::Region;
+pub use regions::Regions;
 pub use table::Table;
 
 /// A secret for [`crate::Memory::new`] from the kernel's random numbers.
