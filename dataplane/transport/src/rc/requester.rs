@@ -246,10 +246,13 @@ impl Requester {
         let psn = self.cursor_psn;
         self.cursor_psn = psn.advance(psns);
         if psn == self.next {
-            self.last_sent = psn;
             self.next = self.cursor_psn;
         } else {
             base.counters.add(QpCounter::Retransmits, 1);
+        }
+        // A READ that is resumed carries a PSN that no packet carried before.
+        if psn.offset_from(self.last_sent) > 0 {
+            self.last_sent = psn;
         }
         if self.cursor == self.fresh {
             self.fresh = self.fresh.wrapping_add(1);
