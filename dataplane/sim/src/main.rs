@@ -1,3 +1,116 @@
-//! `ferroce-sim`.
+//! `ferroce-sim`: runs of the real transport under seeded faults.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use ferroce_sim::{Plan, Report, run};
+
+/// Runs the real transport on a virtual clock under seeded faults and checks every promise it makes.
+///
+/// A run is decided by its seed. The first that breaks a promise is printed with its last packets and the command
+/// that repeats it, and the exit status is 1.
+#[derive(Parser)]
+#[command(name = "ferroce-sim", version)]
+struct Args {
+    /// Number of runs.
+    #[arg(long, default_value_t = 100, value_name = "N", conflicts_with = "seed")]
+    seeds: u64,
+    /// Seed of the first run.
+    #[arg(long, default_value_t = 1, value_name = "S", conflicts_with = "seed")]
+    start: u64,
+    /// Just this run.
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Print the plan and every packet to stderr.
+    #[arg(long, short)]
+    verbose: bool,
+    /// Go on after a run that failed.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let seeds = match args.seed {
+        Some(seed) => seed..seed.saturating_add(1),
+        None => args.start..args.start.saturating_add(args.seeds),
+    };
+    let mut total = Total::default();
+    for seed in seeds {
+        if args.verbose {
+            eprintln!("{:#?}", Plan::from_seed(seed));
+        }
+        match run(seed, args.verbose) {
+            Ok(report) => total.add(&report),
+            Err(failure) => {
+                eprintln!("{failure}");
+                total.failed += 1;
+                if !args.keep_going {
+                    break;
+                }
+            }
+        }
+    }
+    println!("{total}");
+    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[derive(Default)]
+struct Total {
+    runs: u64,
+    failed: u64,
+    ops: u64,
+    bytes: u64,
+    virtual_ns: u64,
+    most_steps: u64,
+    frames: u64,
+    lost: u64,
+    doubled: u64,
+    late: u64,
+    damaged: u64,
+    retransmits: u64,
+    timeouts: u64,
+    rnr: u64,
+}
+
+impl Total {
+    fn add(&mut self, report: &Report) {
+        self.runs += 1;
+        self.ops += report.ops;
+        self.bytes += report.bytes;
+        self.virtual_ns += report.virtual_ns;
+        self.most_steps = self.most_steps.max(report.steps);
+        self.frames += report.stats.links.frames;
+        self.lost += report.stats.links.lost;
+        self.doubled += report.stats.links.doubled;
+        self.late += report.stats.links.late;
+        self.damaged += report.stats.links.damaged;
+        self.retransmits += report.stats.retransmits;
+        self.timeouts += report.stats.timeouts;
+        self.rnr += report.stats.rnr;
+    }
+}
+
+impl std::fmt::Display for Total {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} runs right, {} wrong; {} work requests, {} bytes, {} frames in {:.3} s of virtual time, at most {} events a run\n\
+             wires: {} lost, {} doubled, {} late, {} damaged; transport: {} packets sent again, {} timeouts, {} RNR NAKs",
+            self.runs,
+            self.failed,
+            self.ops,
+            self.bytes,
+            self.frames,
+            self.virtual_ns as f64 / 1e9,
+            self.most_steps,
+            self.lost,
+            self.doubled,
+            self.late,
+            self.damaged,
+            self.retransmits,
+            self.timeouts,
+            self.rnr
+        )
+    }
+}

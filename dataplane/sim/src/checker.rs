@@ -1,0 +1,485 @@
+//! What must hold, whatever the wires did.
+//!
+//! Owns a model of each direction of each connection (what was posted, in order) and of every byte of registered
+//! memory. It is told of each post and each completion, and reads the real memory through [`Bytes`]. It knows neither
+//! the transport nor how the work was chosen. Checked are: bytes equal at both ends, in place no later than the
+//! completion that tells of them; completions in order of each queue and exactly once; status, opcode, length and
+//! immediate right; a receive completes no later than the send that filled it; no byte outside a target changes.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+
+use ferroce_transport::Completion;
+use ferroce_verbs::{Wc, WcFlags, WcOpcode, WcStatus};
+
+use crate::world::QpRef;
+
+/// What kind of promise was broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ViolationKind {
+    /// Received or read bytes are not those sent.
+    BytesDiffer,
+    /// Memory outside all targets changed.
+    StrayWrite,
+    /// A completion is not that of the oldest request.
+    OutOfOrder,
+    /// A completion came for nothing, or a request never completed.
+    NotOnce,
+    /// Not the status that the run must give.
+    WrongStatus,
+    /// Opcode, length, immediate or flags of a completion are wrong.
+    WrongCompletion,
+    /// A notice that nothing explains, or the wrong one.
+    WrongNotice,
+    /// No progress, or no rest.
+    Stuck,
+    /// A frame that was sent right was refused.
+    FrameRefused,
+    /// A damaged frame was taken.
+    DamageAccepted,
+    /// A frame was sent wrong.
+    BadFrame,
+    /// A post was refused that should have been taken.
+    PostRefused,
+}
+
+/// A broken promise.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// What kind.
+    pub kind: ViolationKind,
+    /// What happened.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.what)
+    }
+}
+
+fn broken<T>(kind: ViolationKind, what: String) -> Result<T, Violation> {
+    Err(Violation { kind, what })
+}
+
+/// How the checker reads real memory.
+pub trait Bytes {
+    /// `len` bytes at `offset` of an endpoint's region.
+    fn read(&self, endpoint: usize, offset: usize, len: usize) -> Vec<u8>;
+}
+
+/// Operation of a send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpKind {
+    /// SEND, with or without immediate.
+    Send,
+    /// RDMA WRITE, with or without immediate.
+    Write,
+    /// RDMA READ.
+    Read,
+}
+
+/// Offset and length in a region.
+pub type Piece = (usize, usize);
+
+/// A send as it was posted.
+#[derive(Clone, Debug)]
+pub struct SendRecord {
+    /// From the work request.
+    pub wr_id: u64,
+    /// What.
+    pub kind: OpKind,
+    /// Immediate data.
+    pub imm: Option<[u8; 4]>,
+    /// A success gives a completion.
+    pub signaled: bool,
+    /// The peer's receive is to be solicited.
+    pub solicited: bool,
+    /// The bytes that move, in either direction.
+    pub data: Rc<[u8]>,
+    /// Local pieces (empty when posted inline).
+    pub local: Vec<Piece>,
+    /// Offset in the peer's region, for WRITE and READ.
+    pub remote: usize,
+}
+
+impl SendRecord {
+    /// Consumes a receive at the peer.
+    pub fn consumes(&self) -> bool {
+        self.kind == OpKind::Send || (self.kind == OpKind::Write && self.imm.is_some())
+    }
+}
+
+/// A receive as it was posted.
+#[derive(Clone, Debug)]
+pub struct RecvRecord {
+    /// From the work request.
+    pub wr_id: u64,
+    /// Where data goes.
+    pub pieces: Vec<Piece>,
+}
+
+/// A finished request, handed back to whoever owns its memory.
+#[derive(Clone, Debug)]
+pub enum Finished {
+    /// A send of the flow with this index.
+    Send(usize, SendRecord, WcStatus),
+    /// A receive of the flow with this index.
+    Recv(usize, RecvRecord, WcStatus),
+}
+
+/// One direction of a connection: sends of `from`, receives of `to`.
+struct Flow {
+    from: QpRef,
+    to: QpRef,
+    sends: VecDeque<SendRecord>,
+    /// Sends finished so far, which is the number of the first in `sends`.
+    done: u64,
+    posted: u64,
+    /// Consuming sends among the finished ones.
+    consumed: u64,
+    /// What the receiver has not seen yet, by number.
+    arriving: VecDeque<(u64, SendRecord)>,
+    recvs: VecDeque<RecvRecord>,
+    /// Receives completed with success.
+    arrived: u64,
+    /// Status with which the first send may fail.
+    may_fail: Option<WcStatus>,
+    failed: bool,
+    may_flush: bool,
+}
+
+/// The model.
+pub struct Checker {
+    flows: Vec<Flow>,
+    /// What each endpoint's memory must hold.
+    shadow: Vec<Vec<u8>>,
+    /// Targets of failed requests: may hold anything.
+    unknown: Vec<(usize, Piece)>,
+}
+
+impl Checker {
+    /// A model of endpoints whose memory holds `memory` now.
+    pub fn new(memory: Vec<Vec<u8>>) -> Self {
+        Checker { flows: Vec::new(), shadow: memory, unknown: Vec::new() }
+    }
+
+    /// Adds a direction; returns its index. Each connection has two.
+    pub fn add_flow(&mut self, from: QpRef, to: QpRef) -> usize {
+        self.flows.push(Flow {
+            from,
+            to,
+            sends: VecDeque::new(),
+            done: 0,
+            posted: 0,
+            consumed: 0,
+            arriving: VecDeque::new(),
+            recvs: VecDeque::new(),
+            arrived: 0,
+            may_fail: None,
+            failed: false,
+            may_flush: false,
+        });
+        self.flows.len() - 1
+    }
+
+    /// The program wrote these bytes itself.
+    pub fn wrote(&mut self, endpoint: usize, offset: usize, bytes: &[u8]) {
+        self.shadow[endpoint][offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// A send was posted.
+    pub fn posted_send(&mut self, flow: usize, record: SendRecord) {
+        let flow = &mut self.flows[flow];
+        flow.arriving.push_back((flow.posted, record.clone()));
+        flow.sends.push_back(record);
+        flow.posted += 1;
+    }
+
+    /// A receive was posted.
+    pub fn posted_recv(&mut self, flow: usize, record: RecvRecord) {
+        self.flows[flow].recvs.push_back(record);
+    }
+
+    /// From now on the oldest send of this direction may fail with `status`, and everything behind it is flushed.
+    pub fn may_fail(&mut self, flow: usize, status: WcStatus) {
+        self.flows[flow].may_fail = Some(status);
+    }
+
+    /// From now on receives of this direction may be flushed.
+    pub fn may_flush(&mut self, flow: usize) {
+        self.flows[flow].may_flush = true;
+    }
+
+    /// Sends of a direction that are not finished.
+    pub fn sends_open(&self, flow: usize) -> usize {
+        self.flows[flow].sends.len()
+    }
+    /// Receives of a direction that are not finished.
+    pub fn recvs_open(&self, flow: usize) -> usize {
+        self.flows[flow].recvs.len()
+    }
+    /// True once a send of the direction failed.
+    pub fn has_failed(&self, flow: usize) -> bool {
+        self.flows[flow].failed
+    }
+
+    /// A queue pair reported a completion.
+    pub fn completed(
+        &mut self,
+        bytes: &impl Bytes,
+        at: QpRef,
+        completion: &Completion,
+    ) -> Result<Finished, Violation> {
+        match completion {
+            Completion::Retired => self.send_done(bytes, at, None),
+            Completion::Wc(wc) if wc.is_recv => self.recv_done(bytes, at, wc),
+            Completion::Wc(wc) => self.send_done(bytes, at, Some(wc)),
+        }
+    }
+
+    fn send_done(&mut self, bytes: &impl Bytes, at: QpRef, wc: Option<&Wc>) -> Result<Finished, Violation> {
+        let index = self.flows.iter().position(|flow| flow.from == at).unwrap_or(usize::MAX);
+        let Some(flow) = self.flows.get_mut(index) else {
+            return broken(ViolationKind::NotOnce, format!("{at:?} has no sends"));
+        };
+        let status = wc.map_or(WcStatus::Success, |wc| wc.status);
+        let Some(record) = flow.sends.pop_front() else {
+            return broken(
+                ViolationKind::NotOnce,
+                format!("{at:?}: a completion, but nothing is posted: {wc:?}"),
+            );
+        };
+        flow.done += 1;
+        check_send_wc(at, &record, wc)?;
+        if status != WcStatus::Success {
+            check_failure(at, flow, status)?;
+            self.forget_target(index, &record);
+            return Ok(Finished::Send(index, record, status));
+        }
+        if flow.failed {
+            return broken(
+                ViolationKind::WrongStatus,
+                format!("{at:?}: wr_id {} succeeds after a failure", record.wr_id),
+            );
+        }
+        if record.consumes() {
+            flow.consumed += 1;
+            if flow.arrived < flow.consumed {
+                let what =
+                    format!("{at:?}: wr_id {} is done, but the peer has not received it", record.wr_id);
+                return broken(ViolationKind::NotOnce, what);
+            }
+        }
+        let (from, to) = (flow.from.endpoint, flow.to.endpoint);
+        match record.kind {
+            OpKind::Send => {}
+            OpKind::Write => self.settle(bytes, to, &[(record.remote, record.data.len())], &record)?,
+            OpKind::Read => self.settle(bytes, from, &record.local, &record)?,
+        }
+        Ok(Finished::Send(index, record, status))
+    }
+
+    fn recv_done(&mut self, bytes: &impl Bytes, at: QpRef, wc: &Wc) -> Result<Finished, Violation> {
+        let index = self.flows.iter().position(|flow| flow.to == at).unwrap_or(usize::MAX);
+        let Some(flow) = self.flows.get_mut(index) else {
+            return broken(ViolationKind::NotOnce, format!("{at:?} has no receives"));
+        };
+        let Some(recv) = flow.recvs.pop_front() else {
+            return broken(
+                ViolationKind::NotOnce,
+                format!("{at:?}: a receive completion for none posted: {wc:?}"),
+            );
+        };
+        if wc.wr_id != recv.wr_id {
+            let what = format!("{at:?}: receive {} completed, the oldest is {}", wc.wr_id, recv.wr_id);
+            return broken(ViolationKind::OutOfOrder, what);
+        }
+        if wc.status != WcStatus::Success {
+            if wc.status != WcStatus::WrFlushErr || !flow.may_flush {
+                return broken(
+                    ViolationKind::WrongStatus,
+                    format!("{at:?}: receive {} {:?}", wc.wr_id, wc.status),
+                );
+            }
+            // A message may have been half in.
+            let to = flow.to.endpoint;
+            self.unknown.extend(recv.pieces.iter().map(|piece| (to, *piece)));
+            return Ok(Finished::Recv(index, recv, wc.status));
+        }
+        let record = self.next_arrival(bytes, index, at)?;
+        check_recv_wc(at, &record, wc)?;
+        let to = at.endpoint;
+        let target = match record.kind {
+            OpKind::Send => take(&recv.pieces, record.data.len()),
+            OpKind::Write | OpKind::Read => vec![(record.remote, record.data.len())],
+        };
+        self.settle(bytes, to, &target, &record)?;
+        self.flows[index].arrived += 1;
+        Ok(Finished::Recv(index, recv, wc.status))
+    }
+
+    /// The next send that consumes a receive. WRITEs posted before it must be in place by now.
+    fn next_arrival(&mut self, bytes: &impl Bytes, index: usize, at: QpRef) -> Result<SendRecord, Violation> {
+        loop {
+            let flow = &mut self.flows[index];
+            let Some((number, record)) = flow.arriving.pop_front() else {
+                return broken(ViolationKind::NotOnce, format!("{at:?}: received what nobody sent"));
+            };
+            if record.consumes() {
+                return Ok(record);
+            }
+            // Once the sender knows that it is done, its target may be in use for something else.
+            if record.kind == OpKind::Write && number >= flow.done {
+                self.settle(bytes, at.endpoint, &[(record.remote, record.data.len())], &record)?;
+            }
+        }
+    }
+
+    /// The target must hold the data, and does so from now on.
+    fn settle(
+        &mut self,
+        bytes: &impl Bytes,
+        endpoint: usize,
+        target: &[Piece],
+        record: &SendRecord,
+    ) -> Result<(), Violation> {
+        let mut done = 0;
+        for (offset, len) in target {
+            let expected = &record.data[done..done + len];
+            let found = bytes.read(endpoint, *offset, *len);
+            if let Some(at) = (0..*len).find(|at| found[*at] != expected[*at]) {
+                let what = format!(
+                    "endpoint {endpoint}, {:?} wr_id {} of {} bytes: byte {} at offset {:#x} is {:#04x}, must be {:#04x}",
+                    record.kind,
+                    record.wr_id,
+                    record.data.len(),
+                    done + at,
+                    offset + at,
+                    found[at],
+                    expected[at]
+                );
+                return broken(ViolationKind::BytesDiffer, what);
+            }
+            self.shadow[endpoint][*offset..offset + len].copy_from_slice(expected);
+            done += len;
+        }
+        if done == record.data.len() {
+            return Ok(());
+        }
+        let what = format!("wr_id {}: target of {done} bytes for {}", record.wr_id, record.data.len());
+        broken(ViolationKind::WrongCompletion, what)
+    }
+
+    fn forget_target(&mut self, index: usize, record: &SendRecord) {
+        let flow = &self.flows[index];
+        match record.kind {
+            OpKind::Send => {}
+            OpKind::Write => self.unknown.push((flow.to.endpoint, (record.remote, record.data.len()))),
+            OpKind::Read => {
+                let from = flow.from.endpoint;
+                self.unknown.extend(record.local.iter().map(|piece| (from, *piece)));
+            }
+        }
+    }
+
+    /// At the end: nothing is open, and every byte of memory is what it must be.
+    pub fn finish(&mut self, bytes: &impl Bytes) -> Result<(), Violation> {
+        for flow in &self.flows {
+            if !flow.sends.is_empty() || !flow.recvs.is_empty() {
+                let (sends, recvs) = (flow.sends.len(), flow.recvs.len());
+                let what = format!(
+                    "{:?} to {:?}: {sends} sends and {recvs} receives never completed",
+                    flow.from, flow.to
+                );
+                return broken(ViolationKind::NotOnce, what);
+            }
+        }
+        for (endpoint, shadow) in self.shadow.iter_mut().enumerate() {
+            let real = bytes.read(endpoint, 0, shadow.len());
+            for (_, (offset, len)) in self.unknown.iter().filter(|(of, _)| *of == endpoint) {
+                shadow[*offset..offset + len].copy_from_slice(&real[*offset..offset + len]);
+            }
+            if let Some(at) = (0..real.len()).find(|at| real[*at] != shadow[*at]) {
+                let what = format!(
+                    "endpoint {endpoint}: byte {at:#x} is {:#04x}, must be {:#04x}",
+                    real[at], shadow[at]
+                );
+                return broken(ViolationKind::StrayWrite, what);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first `len` bytes of a scatter list.
+fn take(pieces: &[Piece], len: usize) -> Vec<Piece> {
+    let mut left = len;
+    let mut taken = Vec::new();
+    for (offset, size) in pieces {
+        let part = left.min(*size);
+        taken.push((*offset, part));
+        left -= part;
+    }
+    taken
+}
+
+fn check_failure(at: QpRef, flow: &mut Flow, status: WcStatus) -> Result<(), Violation> {
+    let allowed = if flow.failed { Some(WcStatus::WrFlushErr) } else { flow.may_fail };
+    if allowed != Some(status) {
+        return broken(ViolationKind::WrongStatus, format!("{at:?}: {status:?}, allowed {allowed:?}"));
+    }
+    flow.failed = true;
+    Ok(())
+}
+
+fn check_send_wc(at: QpRef, record: &SendRecord, wc: Option<&Wc>) -> Result<(), Violation> {
+    let Some(wc) = wc else {
+        if record.signaled {
+            let what = format!("{at:?}: wr_id {} is signalled and got no completion", record.wr_id);
+            return broken(ViolationKind::NotOnce, what);
+        }
+        return Ok(());
+    };
+    if wc.wr_id != record.wr_id {
+        let what = format!("{at:?}: wr_id {} completed, the oldest is {}", wc.wr_id, record.wr_id);
+        return broken(ViolationKind::OutOfOrder, what);
+    }
+    if wc.status != WcStatus::Success {
+        return Ok(());
+    }
+    if !record.signaled {
+        let what = format!("{at:?}: wr_id {} is not signalled and got a completion", record.wr_id);
+        return broken(ViolationKind::NotOnce, what);
+    }
+    let (opcode, len) = match record.kind {
+        OpKind::Send => (WcOpcode::Send, None),
+        OpKind::Write => (WcOpcode::RdmaWrite, None),
+        OpKind::Read => (WcOpcode::RdmaRead, Some(record.data.len() as u32)),
+    };
+    if wc.opcode != opcode || len.is_some_and(|len| len != wc.byte_len) {
+        return broken(ViolationKind::WrongCompletion, format!("{at:?}: {wc:?}, must be {opcode:?} {len:?}"));
+    }
+    Ok(())
+}
+
+fn check_recv_wc(at: QpRef, record: &SendRecord, wc: &Wc) -> Result<(), Violation> {
+    let opcode = if record.kind == OpKind::Send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
+    let imm = wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm.0);
+    let right = wc.opcode == opcode
+        && wc.byte_len as usize == record.data.len()
+        && imm == record.imm
+        && wc.solicited == record.solicited;
+    if right {
+        return Ok(());
+    }
+    let what = format!(
+        "{at:?}: {wc:?}, must be {opcode:?}, {} bytes, immediate {:?}, solicited {} (sender's wr_id {})",
+        record.data.len(),
+        record.imm,
+        record.solicited,
+        record.wr_id
+    );
+    broken(ViolationKind::WrongCompletion, what)
+}

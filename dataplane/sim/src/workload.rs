@@ -1,0 +1,363 @@
+//! Random work on random queue pairs: what a careless but correct program would post.
+//!
+//! Owns the layout of each endpoint's memory (slots with guards between them) and which slot is in use. Every target
+//! belongs to one request from post to completion, so that its content is decided. Tells the checker of everything it
+//! posts; judges nothing itself.
+
+use std::rc::Rc;
+
+use ferroce_transport::Instant;
+use ferroce_verbs::{PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use ferroce_wire::{Imm, RemoteAddr};
+
+use crate::checker::{Checker, Finished, OpKind, Piece, RecvRecord, SendRecord, Violation, ViolationKind};
+use crate::plan::{Connection, Plan};
+use crate::rng::Rng;
+use crate::world::{EndpointInit, QpRef, World};
+
+/// Bytes before the first slot.
+const GUARD: usize = 256;
+/// Room in a slot beyond the longest message: start, gaps between pieces, and a guard.
+const SLACK: usize = 32 + 4 * 16 + 64;
+/// Address of the first byte of endpoint 0's region; the others follow at a distance.
+const IOVA: u64 = 0x0000_7f00_0000_0000;
+
+/// One direction of a connection.
+pub struct FlowWork {
+    /// Sends.
+    pub from: QpRef,
+    /// Receives.
+    pub to: QpRef,
+    /// Attributes.
+    pub connection: Connection,
+    /// Work requests still to post.
+    pub left: u32,
+    paused_until: Instant,
+    next_wr_id: u64,
+}
+
+/// The work of a run.
+pub struct Workload {
+    /// Directions, as the checker numbers them.
+    pub flows: Vec<FlowWork>,
+    rng: Rng,
+    slot_bytes: usize,
+    free: Vec<Vec<usize>>,
+    /// No receive is posted any more.
+    stopped: bool,
+    /// Bytes of finished messages.
+    pub bytes: u64,
+    /// Finished sends.
+    pub done: u64,
+}
+
+/// Slots of an endpoint: enough that queues fill up, few enough that slots are used again.
+fn slots(plan: &Plan, endpoint: usize) -> usize {
+    let of = |c: &Connection| if c.ends.contains(&endpoint) { c.send_wr * 2 + c.recv_wr + 2 } else { 0 };
+    plan.connections.iter().map(|c| of(c) as usize).sum::<usize>().max(4)
+}
+
+fn slot_bytes(plan: &Plan) -> usize {
+    (plan.max_len() + SLACK).next_multiple_of(64)
+}
+
+/// What endpoint `endpoint` of a plan is made of.
+pub fn endpoint_init(plan: &Plan, endpoint: usize) -> EndpointInit {
+    let bytes = (GUARD + slots(plan, endpoint) * slot_bytes(plan)).next_multiple_of(4096);
+    EndpointInit { bytes, iova: IOVA + ((endpoint as u64) << 32) }
+}
+
+impl Workload {
+    /// The work of a plan. Directions come as `checker.add_flow` is to number them: two per connection.
+    pub fn new(plan: &Plan, qps: &[[QpRef; 2]]) -> Workload {
+        let mut flows = Vec::new();
+        for (connection, ends) in plan.connections.iter().zip(qps) {
+            for (from, to) in [(ends[0], ends[1]), (ends[1], ends[0])] {
+                flows.push(FlowWork {
+                    from,
+                    to,
+                    connection: *connection,
+                    left: plan.ops,
+                    paused_until: Instant(0),
+                    next_wr_id: 1,
+                });
+            }
+        }
+        // Taken from the end: the lowest slot first.
+        let free = (0..plan.endpoints).map(|e| (0..slots(plan, e)).rev().collect()).collect();
+        Workload {
+            flows,
+            rng: Rng::new(plan.seed, 0x33),
+            slot_bytes: slot_bytes(plan),
+            free,
+            stopped: false,
+            bytes: 0,
+            done: 0,
+        }
+    }
+
+    /// Posts the first receives; some queues begin empty.
+    pub fn start(&mut self, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
+        for flow in 0..self.flows.len() {
+            let depth = self.flows[flow].connection.recv_wr;
+            let first = self.rng.below(u64::from(depth) + 1) as u32;
+            for number in 0..depth {
+                if number < first {
+                    self.post_recv(flow, world, checker)?;
+                } else {
+                    let late = self.rng.below(2_000_000);
+                    world.wake_at(world.now().after(late), flow as u64);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The wake-up of a receive that is to be posted.
+    pub fn wake(&mut self, token: u64, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
+        match usize::try_from(token) {
+            Ok(flow) if flow < self.flows.len() && !self.stopped => self.post_recv(flow, world, checker),
+            _ => Ok(()),
+        }
+    }
+
+    /// Token of a wake-up that only makes [`Workload::feed`] look again.
+    pub const LOOK: u64 = 1 << 40;
+
+    /// No more work: neither sends nor receives.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+        self.flows.iter_mut().for_each(|flow| flow.left = 0);
+    }
+
+    /// Posts sends where there is room.
+    pub fn feed(&mut self, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
+        for flow in 0..self.flows.len() {
+            while self.may_post(flow, world, checker) {
+                if self.rng.chance(80_000) {
+                    let pause = self.rng.below(400_000);
+                    self.flows[flow].paused_until = world.now().after(pause);
+                    world.wake_at(world.now().after(pause), Self::LOOK);
+                    break;
+                }
+                if !self.post_send(flow, world, checker)? {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// True when every send is posted.
+    pub fn is_posted(&self) -> bool {
+        self.flows.iter().all(|flow| flow.left == 0)
+    }
+
+    /// A request finished: its memory is free, and a receive is replaced.
+    pub fn finished(&mut self, finished: Finished, world: &mut World) {
+        match finished {
+            Finished::Send(index, record, _) => {
+                self.done += 1;
+                self.bytes += record.data.len() as u64;
+                let (from, to) = (self.flows[index].from.endpoint, self.flows[index].to.endpoint);
+                self.release(from, record.local.first());
+                if record.kind != OpKind::Send {
+                    self.release(to, Some(&(record.remote, 0)));
+                }
+            }
+            Finished::Recv(index, record, status) => {
+                let flow = &self.flows[index];
+                let (to, slow) = (flow.to.endpoint, flow.connection.slow_ns);
+                self.release(to, record.pieces.first());
+                // A queue pair in error would flush each new receive at once.
+                if !self.stopped && status == WcStatus::Success {
+                    let late = self.rng.below(slow + 1);
+                    world.wake_at(world.now().after(late), index as u64);
+                }
+            }
+        }
+    }
+
+    fn may_post(&self, flow: usize, world: &World, checker: &Checker) -> bool {
+        let work = &self.flows[flow];
+        work.left > 0
+            && !checker.has_failed(flow)
+            && work.paused_until <= world.now()
+            && world.qp(work.from).send_queue_free() > 0
+    }
+
+    fn post_recv(&mut self, flow: usize, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
+        let work = &self.flows[flow];
+        let (to, sges, room) = (work.to, work.connection.sges, work.connection.max_len);
+        let Some(slot) = self.free[to.endpoint].pop() else {
+            // All slots are in use: later.
+            world.wake_at(world.now().after(50_000), flow as u64);
+            return Ok(());
+        };
+        let pieces = self.scatter(slot, room, sges);
+        let wr_id = self.wr_id(flow);
+        let list = sges_of(world, to.endpoint, &pieces);
+        match world.post_recv(to, &RecvWr { wr_id, sg_list: &list }) {
+            Ok(()) => {
+                checker.posted_recv(flow, RecvRecord { wr_id, pieces });
+                Ok(())
+            }
+            Err(error) => refused(to, "receive", error),
+        }
+    }
+
+    /// False if memory is short.
+    fn post_send(
+        &mut self,
+        flow: usize,
+        world: &mut World,
+        checker: &mut Checker,
+    ) -> Result<bool, Violation> {
+        let work = &self.flows[flow];
+        let (from, to, connection) = (work.from, work.to, work.connection);
+        let kind = self.rng.pick(&[OpKind::Send, OpKind::Send, OpKind::Write, OpKind::Write, OpKind::Read]);
+        let has_imm = kind != OpKind::Read && self.rng.chance(400_000);
+        let len = self.length(&connection);
+        let inline = kind != OpKind::Read && len <= connection.inline as usize && self.rng.chance(500_000);
+        let data: Rc<[u8]> = self.rng.bytes(len).into();
+        let local = if inline {
+            Vec::new()
+        } else {
+            let Some(slot) = self.free[from.endpoint].pop() else { return Ok(false) };
+            self.scatter(slot, len, connection.sges)
+        };
+        let remote = if kind == OpKind::Send {
+            0
+        } else {
+            let Some(slot) = self.free[to.endpoint].pop() else {
+                self.release(from.endpoint, local.first());
+                return Ok(false);
+            };
+            slot_offset(slot, self.slot_bytes) + self.rng.below(32) as usize
+        };
+        let record = SendRecord {
+            wr_id: self.wr_id(flow),
+            kind,
+            imm: has_imm.then(|| (self.rng.bits() as u32).to_be_bytes()),
+            signaled: connection.sig_all || self.rng.chance(700_000),
+            solicited: kind != OpKind::Read && (kind == OpKind::Send || has_imm) && self.rng.chance(200_000),
+            data,
+            local,
+            remote,
+        };
+        self.write_source(&record, from, to, world, checker);
+        let list = sges_of(world, from.endpoint, &record.local);
+        let wr = SendWr {
+            wr_id: record.wr_id,
+            op: op_of(&record, world, to.endpoint),
+            sg_list: &list,
+            inline: if inline { &record.data } else { &[] },
+            flags: self.flags(&record, inline, connection.sig_all),
+        };
+        world.post_send(from, &wr).or_else(|error| refused(from, "send", error))?;
+        self.flows[flow].left -= 1;
+        checker.posted_send(flow, record);
+        Ok(true)
+    }
+
+    fn flags(&mut self, record: &SendRecord, inline: bool, sig_all: bool) -> SendFlags {
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, record.signaled && !(sig_all && self.rng.chance(500_000)));
+        flags.set(SendFlags::SOLICITED, record.solicited);
+        flags.set(SendFlags::INLINE, inline);
+        flags.set(SendFlags::FENCE, self.rng.chance(100_000));
+        flags
+    }
+
+    /// Puts the bytes where the request takes them from: the sender's slot, or the peer's for a READ.
+    fn write_source(
+        &self,
+        record: &SendRecord,
+        from: QpRef,
+        to: QpRef,
+        world: &World,
+        checker: &mut Checker,
+    ) {
+        let pieces = match record.kind {
+            OpKind::Read => vec![(record.remote, record.data.len())],
+            OpKind::Send | OpKind::Write => record.local.clone(),
+        };
+        let endpoint = if record.kind == OpKind::Read { to.endpoint } else { from.endpoint };
+        let mut done = 0;
+        for (offset, len) in pieces {
+            let bytes = &record.data[done..done + len];
+            world.memory(endpoint).write(offset, bytes);
+            checker.wrote(endpoint, offset, bytes);
+            done += len;
+        }
+    }
+
+    /// Short, around the path MTU, or anything.
+    fn length(&mut self, connection: &Connection) -> usize {
+        let (mtu, most) = (connection.mtu.bytes() as usize, connection.max_len);
+        let len = match self.rng.below(6) {
+            0 => self.rng.below(9) as usize,
+            1 => self.rng.below(200) as usize,
+            2 => mtu * self.rng.range(1, 4) as usize,
+            3 => (mtu * self.rng.range(1, 3) as usize + self.rng.below(5) as usize).saturating_sub(2),
+            _ => self.rng.below(most as u64 + 1) as usize,
+        };
+        len.min(most)
+    }
+
+    /// Cuts `len` bytes of a slot into pieces with gaps between them.
+    fn scatter(&mut self, slot: usize, len: usize, sges: u32) -> Vec<Piece> {
+        let count = self.rng.range(1, u64::from(sges)) as usize;
+        let mut at = slot_offset(slot, self.slot_bytes) + self.rng.below(32) as usize;
+        let mut left = len;
+        let mut pieces = Vec::new();
+        for number in 0..count {
+            let part = if number + 1 == count { left } else { self.rng.below(left as u64 + 1) as usize };
+            pieces.push((at, part));
+            left -= part;
+            at += part + self.rng.below(16) as usize;
+        }
+        pieces
+    }
+
+    fn release(&mut self, endpoint: usize, piece: Option<&Piece>) {
+        if let Some((offset, _)) = piece {
+            self.free[endpoint].push((offset - GUARD) / self.slot_bytes);
+        }
+    }
+
+    fn wr_id(&mut self, flow: usize) -> u64 {
+        let work = &mut self.flows[flow];
+        let id = (flow as u64) << 32 | work.next_wr_id;
+        work.next_wr_id += 1;
+        id
+    }
+}
+
+fn slot_offset(slot: usize, slot_bytes: usize) -> usize {
+    GUARD + slot * slot_bytes
+}
+
+fn refused<T>(at: QpRef, what: &str, error: PostError) -> Result<T, Violation> {
+    Err(Violation { kind: ViolationKind::PostRefused, what: format!("{at:?}: {what} refused: {error:?}") })
+}
+
+fn sges_of(world: &World, endpoint: usize, pieces: &[Piece]) -> Vec<Sge> {
+    let mr = world.mr(endpoint);
+    pieces
+        .iter()
+        .map(|(offset, len)| Sge { addr: mr.iova + *offset as u64, length: *len as u32, lkey: mr.lkey })
+        .collect()
+}
+
+fn op_of(record: &SendRecord, world: &World, peer: usize) -> SendOp {
+    let mr = world.mr(peer);
+    let (remote_addr, rkey) = (RemoteAddr(mr.iova + record.remote as u64), mr.rkey);
+    match (record.kind, record.imm.map(Imm)) {
+        (OpKind::Send, None) => SendOp::Send,
+        (OpKind::Send, Some(imm)) => SendOp::SendImm(imm),
+        (OpKind::Write, None) => SendOp::Write { remote_addr, rkey },
+        (OpKind::Write, Some(imm)) => SendOp::WriteImm { remote_addr, rkey, imm },
+        (OpKind::Read, _) => SendOp::Read { remote_addr, rkey },
+    }
+}

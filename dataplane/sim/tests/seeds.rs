@@ -1,0 +1,117 @@
+//! The transport under faults, and the checkers under planted ones.
+
+use ferroce_sim::link::{Cable, Faults};
+use ferroce_sim::plan::Connection;
+use ferroce_sim::{Plan, Planted, Report, Scenario, ViolationKind, run, run_plan};
+
+/// Seeds of one `cargo test`; `ferroce-sim --seeds N` runs as many as one likes.
+const SEEDS: u64 = 120;
+
+#[test]
+fn every_promise_holds_for_many_seeds() {
+    let reports: Vec<Report> =
+        (1..=SEEDS).map(|seed| run(seed, false).unwrap_or_else(|failure| panic!("{failure}"))).collect();
+    // The runs are worth nothing unless the faults came about.
+    let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    for (what, count, least) in [
+        ("work requests", sum(|r| r.ops), 10_000),
+        ("frames lost", sum(|r| r.stats.links.lost), 1000),
+        ("frames doubled", sum(|r| r.stats.links.doubled), 1000),
+        ("frames late", sum(|r| r.stats.links.late), 1000),
+        ("frames damaged", sum(|r| r.stats.links.damaged), 1000),
+        ("timeouts", sum(|r| r.stats.timeouts), 100),
+        ("RNR NAKs", sum(|r| r.stats.rnr), 1000),
+        ("duplicates", sum(|r| r.stats.duplicates), 1000),
+        ("requests out of sequence", sum(|r| r.stats.out_of_sequence), 1000),
+        ("wrong ICRCs", sum(|r| r.stats.refused[ferroce_wire::ParseError::BadIcrc.index()]), 500),
+    ] {
+        assert!(count >= least, "only {count} {what} in {SEEDS} runs");
+    }
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in [3, 7, 20] {
+        let first = run(seed, false).unwrap_or_else(|failure| panic!("{failure}"));
+        let second = run(seed, false).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(first, second);
+        assert_ne!(first.digest, run(seed + 1, false).unwrap_or_else(|failure| panic!("{failure}")).digest);
+    }
+}
+
+#[test]
+fn plans_cover_what_they_should() {
+    let plans: Vec<Plan> = (1..=SEEDS).map(Plan::from_seed).collect();
+    let any = |holds: &dyn Fn(&Connection) -> bool| {
+        plans.iter().flat_map(|p| &p.connections).filter(|c| holds(c)).count()
+    };
+    for mtu in ferroce_wire::PathMtu::ALL {
+        assert!(any(&|c| c.mtu == mtu) > 5, "{mtu:?}");
+    }
+    assert!(any(&|c| c.v6) > 5 && any(&|c| !c.v6) > 5);
+    assert!(any(&|c| c.vlan.is_some()) > 5 && any(&|c| c.vlan.is_none()) > 5);
+    assert!(any(&|c| c.psns[0].get() > 0xff_ff00) > 20, "start near the wrap");
+    assert!(any(&|c| c.send_wr == 1) > 5 && any(&|c| c.recv_wr == 1) > 5 && any(&|c| c.rd_atomic == 1) > 5);
+    assert!(any(&|c| c.max_len % 2 == 1) > 5);
+    assert!(plans.iter().filter(|p| p.scenario == Scenario::SilentPeer).count() > 5);
+    assert!(plans.iter().filter(|p| p.endpoints == 3).count() > 5);
+    assert!(plans.iter().filter(|p| p.connections.len() > 2).count() > 5);
+}
+
+/// A world without any fault: what is planted is then the only reason for a violation.
+fn clean(seed: u64) -> Plan {
+    let mut plan = Plan::from_seed(seed * 8);
+    assert_eq!(plan.scenario, Scenario::Faulty);
+    plan.faults.fill(Faults::default());
+    plan.blackouts.clear();
+    plan.cable = Cable { delay_ns: 1000, ps_per_byte: 80 };
+    for connection in &mut plan.connections {
+        connection.slow_ns = 0;
+        connection.send_wr = 16;
+        connection.recv_wr = 16;
+        connection.sig_all = true;
+    }
+    plan
+}
+
+fn found(plan: &Plan, planted: Planted) -> Option<ViolationKind> {
+    run_plan(plan, Some(planted), false).err().map(|failure| {
+        let text = failure.to_string();
+        assert!(text.contains(&format!("ferroce-sim --seed {} --verbose", plan.seed)), "{text}");
+        failure.violation.kind
+    })
+}
+
+#[test]
+fn a_world_without_faults_sends_nothing_twice() {
+    for seed in 1..=10 {
+        let report = run_plan(&clean(seed), None, false).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!((report.stats.links.lost, report.stats.timeouts), (0, 0), "seed {seed}");
+        // Receivers that begin with an empty queue are not ready; everything sent again must come from that.
+        assert!(report.stats.rnr > 0 || report.stats.retransmits == 0, "seed {seed}: {:?}", report.stats);
+    }
+}
+
+/// Each checker finds the fault that it is there for: none of them is blind.
+#[test]
+fn planted_faults_are_found() {
+    use ViolationKind::*;
+    for seed in 1..=5 {
+        let plan = clean(seed);
+        for (planted, kinds) in [
+            (Planted::FlipPayload, &[BytesDiffer][..]),
+            (Planted::LoseCompletion, &[OutOfOrder, NotOnce]),
+            (Planted::DoubleCompletion, &[OutOfOrder, NotOnce]),
+            (Planted::SwapCompletions, &[OutOfOrder, NotOnce, BytesDiffer, WrongCompletion]),
+            (Planted::StrayWrite, &[StrayWrite]),
+        ] {
+            let kind = found(&plan, planted);
+            assert!(kind.is_some_and(|kind| kinds.contains(&kind)), "seed {seed}, {planted:?}: {kind:?}");
+        }
+        let mut dirty = plan.clone();
+        dirty.faults.fill(Faults { corrupt_ppm: 20_000, ..Faults::default() });
+        assert_eq!(found(&dirty, Planted::SkipIcrc), Some(DamageAccepted), "seed {seed}");
+        dirty.faults.fill(Faults { loss_ppm: 100_000, ..Faults::default() });
+        assert_eq!(found(&dirty, Planted::LoseTimers), Some(Stuck), "seed {seed}");
+    }
+}
