@@ -1,5 +1,5 @@
 //! Regions, arenas and blocks on the real operating system.
-#![cfg(all(feature = "os", not(miri)))]
+#![cfg(not(miri))]
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

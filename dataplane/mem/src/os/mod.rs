@@ -2,7 +2,8 @@
 //!
 //! Owns everything of this crate that talks to the operating system: [`Region`] (a sealed memfd, mapped), [`Arena`]
 //! and [`Block`] (what programs register), [`Table`] (process-private memory). Pages are touched by the kernel on our
-//! behalf before anyone else may touch them, so a limit yields an error at start, never a signal later. Called at
+//! behalf before anyone else may touch them, so a limit yields an error at start, never a signal later. Invariant: a
+//! mapping lives as long as any block of it, and is never a reference. Called at
 //! set-up only, except for [`Block`]'s reads and writes. Never falls back without saying so in an [`ArenaReport`].
 
 mod arena;
