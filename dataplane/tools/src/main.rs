@@ -22,7 +22,10 @@ use clap::Parser;
 
 /// Stand-alone RDMA tools that carry a data plane inside
 #[derive(Parser)]
-#[command(name = "ferroce-tools", version, max_term_width = 80, propagate_version = true)]
+// A later option wins over an earlier one, as with getopt. Help has its texts on lines of their own, so that it fits 80
+// columns without knowing the terminal.
+#[command(name = "ferroce-tools", version, propagate_version = true, args_override_self = true)]
+#[command(next_line_help = true)]
 struct Cli {
     #[command(subcommand)]
     tool: Tool,

@@ -28,6 +28,7 @@ const LINGER: Duration = Duration::from_millis(300);
 ///
 /// Without HOST it waits for a client.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_line_help = true)]
 pub struct PingPongArgs {
     /// Server to connect to; without it, be the server
     pub host: Option<String>,
@@ -58,7 +59,8 @@ pub struct PingPongArgs {
     /// Compare the data of every message
     #[arg(short = 'c', long)]
     pub chk: bool,
-    /// Seconds to wait: server for a client (0: for ever), client for the server [60, 2]
+    /// Seconds to wait: server for a client [60; 0: for ever], client for a
+    /// server [2]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub wait: Option<Duration>,
     /// Print one JSON object instead of text

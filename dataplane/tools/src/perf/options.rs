@@ -84,6 +84,7 @@ fn connection(text: &str) -> Result<OnlyRc, String> {
 /// Without HOST it waits for a client. Latency is half the round trip for send and write and the whole trip for
 /// read; JSON has whole round trips for all.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_line_help = true)]
 #[command(after_help = "The client decides; options given to the server must agree with the client's.\n\
     Sizes take K, M and G. Defaults as perftest's: -s 65536 for bw and 2 for lat; -n 1000\n\
     (write-bw 5000); -t 128 (lat 1); -r 512; -Q 100, 1 above 8192 bytes; -u 14.")]
@@ -174,7 +175,8 @@ pub struct PerfArgs {
     /// Accepted and ignored: there is no cpufreq warning
     #[arg(short = 'F', long = "CPU-freq")]
     pub cpu_freq: bool,
-    /// Seconds to wait: server for a client (0: for ever), client for the server [60, 2]
+    /// Seconds to wait: server for a client [60; 0: for ever], client for a
+    /// server [2]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub wait: Option<Duration>,
     /// Print one JSON object per size, a line each, instead of text

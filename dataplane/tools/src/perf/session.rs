@@ -49,7 +49,13 @@ fn backend(
         (Transport::Udp, _) => Kernel::Udp,
     };
     let (local, remote) = (peer.local_ip()?, peer.remote_ip()?);
-    Ok(Backend::Socket(Box::new(Socket { kernel, local, remote, core: args.plane.core_for(role)?, test: None })))
+    Ok(Backend::Socket(Box::new(Socket {
+        kernel,
+        local,
+        remote,
+        core: args.plane.core_for(role)?,
+        test: None,
+    })))
 }
 
 fn hello(args: &PerfArgs) -> Hello {

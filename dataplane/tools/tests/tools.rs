@@ -1,0 +1,400 @@
+//! The tools as people run them: two processes, joined by shared memory or by the loopback interface.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longest that one run may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A link, a TCP port and a place for files of its own.
+struct Place {
+    link: PathBuf,
+    port: u16,
+}
+
+impl Place {
+    fn new() -> Place {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let link =
+            std::env::temp_dir().join(format!("ferroce-tools-test-{}-{number}.link", std::process::id()));
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Place { link, port }
+    }
+
+    fn command(&self, tool: &str, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce-tools"));
+        command.args(tool.split_whitespace());
+        command.args([
+            "-d",
+            &format!("shm:{}", self.link.display()),
+            "-p",
+            &self.port.to_string(),
+            "--wait",
+            "20",
+        ]);
+        command.args(words.split_whitespace());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn spawn(&self, tool: &str, words: &str) -> Run {
+        Run(Some(self.command(tool, words).spawn().unwrap()))
+    }
+
+    /// A server and a client with the same words.
+    fn both(&self, tool: &str, words: &str) -> (Output, Output) {
+        let server = self.spawn(tool, words);
+        let client = self.spawn(tool, &format!("{words} 127.0.0.1"));
+        (client.end(), server.end())
+    }
+
+    /// JSON of client and server.
+    fn json(&self, tool: &str, words: &str) -> (Value, Value) {
+        let (client, server) = self.both(tool, &format!("{words} --json"));
+        (parse(&client, words), parse(&server, words))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.link);
+        let _ = std::fs::remove_file(self.link.with_extension("link.lock"));
+    }
+}
+
+/// A process that does not outlive its test.
+struct Run(Option<Child>);
+
+impl Run {
+    fn end(mut self) -> Output {
+        let mut child = self.0.take().unwrap();
+        let deadline = Instant::now() + LIMIT;
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() >= deadline {
+                let _ = child.kill();
+                panic!("still running after {LIMIT:?}: {}", text(&child.wait_with_output().unwrap()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait_with_output().unwrap()
+    }
+
+    fn kill(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn parse(output: &Output, words: &str) -> Value {
+    assert!(output.status.success(), "{words}: {}", text(output));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{words}: {e}: {}", text(output)))
+}
+
+fn number(value: &Value, key: &str) -> f64 {
+    value[key].as_f64().unwrap_or_else(|| panic!("{key} is {}", value[key]))
+}
+
+/// What one side's port sent is what the other one received: the tool's own counts are right.
+fn frames_agree(a: &Value, b: &Value) {
+    let count = |v: &Value, name: &str| v["port"][name].as_u64().unwrap();
+    assert_eq!(count(a, "tx_good_packets"), count(b, "rx_good_packets"));
+    assert_eq!(count(b, "tx_good_packets"), count(a, "rx_good_packets"));
+}
+
+#[test]
+fn pingpong_with_checked_data() {
+    let sizes = [1, 1023, 4096, 65536].map(|size| (size, 1024));
+    let mtus = [256, 512, 2048, 4096].map(|mtu| (65536, mtu));
+    for (size, mtu) in sizes.into_iter().chain(mtus) {
+        for gid in [0, 1] {
+            let words = format!("-c -n 100 -s {size} -m {mtu} -g {gid}");
+            let (client, server) = Place::new().json("pingpong", &words);
+            for side in [&client, &server] {
+                assert_eq!(side["data_checked"], 100, "{words}");
+                assert_eq!(side["iterations"], 100);
+                assert_eq!(side["bytes"], 200 * size);
+                assert_eq!(side["path_mtu"], mtu);
+            }
+            assert_eq!(client["rtt_samples"], 100);
+            assert_eq!(client["remote"], server["local"]);
+            frames_agree(&client, &server);
+        }
+    }
+}
+
+#[test]
+fn pingpong_prints_the_originals_lines() {
+    let (client, server) = Place::new().both("pingpong", "-n 50 -s 64");
+    for output in [&client, &server] {
+        assert!(output.status.success(), "{}", text(output));
+        let lines: Vec<String> =
+            String::from_utf8_lossy(&output.stdout).lines().map(str::to_string).collect();
+        assert_eq!(lines.len(), 4, "{lines:?}");
+        assert!(lines[0].starts_with("  local address:  LID 0x0000, QPN 0x"), "{lines:?}");
+        assert!(lines[1].starts_with("  remote address: LID 0x0000, QPN 0x"), "{lines:?}");
+        assert!(lines[0].contains(", GID ::ffff:10.99.0."), "{lines:?}");
+        assert!(lines[2].starts_with("6400 bytes in ") && lines[2].ends_with(" Mbit/sec"), "{lines:?}");
+        assert!(lines[3].starts_with("50 iters in ") && lines[3].ends_with(" usec/iter"), "{lines:?}");
+    }
+}
+
+#[test]
+fn perf_over_every_transport() {
+    for transport in ["rdma", "tcp", "udp"] {
+        for op in ["send", "write", "read"] {
+            let place = Place::new();
+            let words = format!("--transport {transport} -s 1000 -n 200 --warmup 10 --data_validation");
+            let (lat, served) = place.json(&format!("perf {op}-lat"), &words);
+            let case = format!("{transport} {op}: {lat}");
+            assert_eq!(
+                (lat["transport"].as_str(), lat["op"].as_str()),
+                (Some(transport), Some(op)),
+                "{case}"
+            );
+            assert_eq!(
+                (lat["size_bytes"].as_u64(), lat["iterations"].as_u64()),
+                (Some(1000), Some(200)),
+                "{case}"
+            );
+            let (p50, p99, p999) =
+                (number(&lat, "rtt_ns_p50"), number(&lat, "rtt_ns_p99"), number(&lat, "rtt_ns_p999"));
+            assert!(0.0 < p50 && p50 <= p99 && p99 <= p999, "{case}");
+            assert!(number(&lat, "gbytes_per_s") > 0.0, "{case}");
+            for key in ["core", "idle", "fallbacks", "role"] {
+                assert!(lat.get(key).is_some(), "{key}: {case}");
+            }
+            assert_eq!(served["role"], "server");
+            let (bw, served) = place.json(&format!("perf {op}_bw"), &words);
+            assert_eq!(bw["iterations"], 200);
+            assert!(number(&bw, "gbytes_per_s") > 0.0);
+            assert!(bw["rtt_ns_p50"].is_null());
+            if transport == "rdma" {
+                frames_agree(&bw, &served);
+            }
+        }
+    }
+}
+
+#[test]
+fn perf_prints_perftests_columns() {
+    let (client, server) = Place::new().both("perf write-lat", "-s 64 -n 100");
+    let shown = text(&client);
+    assert!(client.status.success() && server.status.success(), "{shown}{}", text(&server));
+    let stdout = String::from_utf8_lossy(&client.stdout);
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert!(lines[1].trim() == "RDMA_Write Latency Test", "{shown}");
+    let heads = lines.iter().position(|l| l.starts_with(" #bytes #iterations    t_min[usec]")).expect(&shown);
+    let fields: Vec<&str> = lines[heads + 1].split_whitespace().collect();
+    assert_eq!((fields.len(), fields[0], fields[1]), (9, "64", "100"), "{shown}");
+    assert!(stdout.contains("Latency         : half the round trip"), "{shown}");
+    assert!(stdout.contains(" Link type       : Ethernet"), "{shown}");
+    assert!(String::from_utf8_lossy(&server.stdout).contains("* Waiting for client to connect... *"));
+
+    let (client, _) = Place::new().both("perf send-bw", "-a -n 20");
+    let stdout = String::from_utf8_lossy(&client.stdout).into_owned();
+    assert!(stdout.contains("BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]"), "{}", text(&client));
+    let rows = stdout.lines().filter(|l| l.split_whitespace().nth(1) == Some("20")).count();
+    assert_eq!(rows, 23, "{stdout}");
+
+    let (client, _) = Place::new().both("perf send-lat", "-D 0.1 --transport tcp");
+    let stdout = String::from_utf8_lossy(&client.stdout).into_owned();
+    assert!(
+        stdout.contains(" #bytes        #iterations       t_avg[usec]    tps average"),
+        "{}",
+        text(&client)
+    );
+}
+
+#[test]
+fn nobody_listens() {
+    let place = Place::new();
+    for tool in ["pingpong", "perf send-lat", "perf send-lat --transport tcp"] {
+        let output = place.spawn(tool, "--wait 0 127.0.0.1").end();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            text(&output).contains(&format!("127.0.0.1:{} does not listen", place.port)),
+            "{}",
+            text(&output)
+        );
+    }
+}
+
+#[test]
+fn no_client_comes() {
+    let output = Place::new().spawn("pingpong", "--wait 0.05").end();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).contains("no client came within 0.05 s"), "{}", text(&output));
+}
+
+#[test]
+fn wrong_values_end_with_status_2() {
+    for (tool, words, told) in [
+        ("pingpong", "-m 2048 --netdev-mtu 1500", "largest 1024"),
+        ("perf send-lat", "--transport rdma -g 1", "unexpected argument"),
+        ("pingpong", "-m 1500", "256, 512, 1024, 2048 and 4096"),
+        ("pingpong", "-n 0", "iters: asked 0"),
+        ("pingpong", "-l 9", "0..=7"),
+        ("pingpong", "-d mlx5_0", "xdp:INTERFACE"),
+        ("pingpong", "-e --idle spin", "does not go with"),
+        ("pingpong", "-g 7", "gid index: asked 7"),
+        ("perf write-lat", "-s 0", "size: asked 0"),
+        ("perf send-lat", "-q 3", "qp: asked 3, allowed 1"),
+        ("perf atomic-lat", "", "send-lat, send-bw"),
+        ("perf send-lat", "-c UD", "not there yet"),
+        ("pingpong", "--core 4095", "core: asked 4095"),
+        ("pingpong", "--fault loss=2", "loss"),
+        ("pingpong", "--fault luck=1", "luck"),
+    ] {
+        let output = Place::new().spawn(tool, words).end();
+        assert_eq!(output.status.code(), Some(2), "{tool} {words}: {}", text(&output));
+        assert!(text(&output).contains(told), "{tool} {words}: {}", text(&output));
+    }
+}
+
+#[test]
+fn two_sides_that_disagree_are_both_told() {
+    let place = Place::new();
+    let server = place.spawn("perf send-lat", "-s 64 -n 10");
+    let client = place.spawn("perf send-lat", "-s 128 -n 10 127.0.0.1").end();
+    let server = server.end();
+    for output in [&client, &server] {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            text(output).contains("size: the server was told [64], the client [128]"),
+            "{}",
+            text(output)
+        );
+    }
+    let place = Place::new();
+    let server = place.spawn("perf send-lat", "");
+    let client = place.spawn("perf write-bw", "127.0.0.1").end();
+    assert!(
+        text(&client).contains("test: the server was told \"send-lat\", the client \"write-bw\""),
+        "{}",
+        text(&client)
+    );
+    assert_eq!(server.end().status.code(), Some(1));
+}
+
+fn connect(port: u16) -> TcpStream {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn strangers_are_named() {
+    for (tool, said, told) in [
+        (
+            "pingpong",
+            &b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n\r\n\r\n"[..],
+            "not a line of ibv_rc_pingpong",
+        ),
+        ("pingpong", b"0000:000011:", "after 12 of 52 bytes"),
+        ("perf send-lat", b"0000:000011:94fb34:\n", "does not speak ferroce perf"),
+        (
+            "perf send-lat",
+            b"{\"ferroce_perf\":7,\"version\":\"8.0\"}\n",
+            "speaks version 7 of ferroce perf (program \"8.0\")",
+        ),
+        ("perf send-lat", b"{\"ferroce_perf\":1,\"version\":\"8.0\"}\n", "bad hello"),
+    ] {
+        let place = Place::new();
+        let server = place.spawn(tool, "");
+        let mut stream = connect(place.port);
+        stream.write_all(said).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let output = server.end();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains(told), "{tool}: {}", text(&output));
+    }
+    // A client whose server is of another version.
+    let place = Place::new();
+    let listener = TcpListener::bind(("127.0.0.1", place.port)).unwrap();
+    let client = place.spawn("perf send-lat", "127.0.0.1");
+    let (mut stream, _) = listener.accept().unwrap();
+    let _ = stream.read(&mut [0; 4096]).unwrap();
+    stream.write_all(b"{\"ferroce_perf\":2,\"version\":\"0.9\",\"error\":\"no\"}\n").unwrap();
+    let output = client.end();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).contains("speaks version 2"), "{}", text(&output));
+}
+
+#[test]
+fn a_peer_that_dies_is_told_in_bounded_time() {
+    for (transport, killed, told) in [
+        ("rdma", "server", &["closed the connection during the test", "PSN"][..]),
+        ("rdma", "client", &["closed the connection during the test", "PSN"]),
+        ("tcp", "server", &["127.0.0.1"]),
+        ("udp", "client", &["closed the connection during the test"]),
+    ] {
+        let place = Place::new();
+        let words = format!("-s 64 -D 30 --transport {transport}");
+        let mut server = place.spawn("perf send-lat", &words);
+        let mut client = place.spawn("perf send-lat", &format!("{words} 127.0.0.1"));
+        // Long enough to be in the middle of it on any machine; too short a time only changes what dies.
+        std::thread::sleep(Duration::from_millis(1500));
+        let output = if killed == "server" {
+            server.kill();
+            client.end()
+        } else {
+            client.kill();
+            server.end()
+        };
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        for word in told {
+            assert!(text(&output).contains(word), "{transport} {killed}: {}", text(&output));
+        }
+    }
+}
+
+#[test]
+fn a_pingpong_server_that_dies_is_told_with_peer_and_psn() {
+    let place = Place::new();
+    let mut server = place.spawn("pingpong", "-n 1000000000");
+    let client = place.spawn("pingpong", "-n 1000000000 127.0.0.1");
+    std::thread::sleep(Duration::from_millis(1500));
+    server.kill();
+    let output = client.end();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let shown = text(&output);
+    assert!(shown.contains("peer ::ffff:10.99.0.1 QP 0x") && shown.contains("last PSN sent 0x"), "{shown}");
+}
+
+#[test]
+fn help_fits_80_columns() {
+    for tool in ["", "pingpong", "perf"] {
+        for help in ["-h", "--help"] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce-tools"));
+            let output = command.args(tool.split_whitespace()).arg(help).output().unwrap();
+            assert!(output.status.success());
+            for line in String::from_utf8_lossy(&output.stdout).lines() {
+                assert!(line.chars().count() <= 80, "{tool}: {line:?}");
+            }
+        }
+    }
+}
