@@ -110,19 +110,25 @@ pub fn explain(plane: &Plane, c: &Connection, error: &ServiceError) -> String {
         ),
         _ => format!("peer {} QP {:#08x}: {error}", c.remote_gid, c.remote_qpn.get()),
     };
-    if let Ok(info) = plane.device().query_qp(c.qpn) {
-        let last = info.sq_psn.retreat(1);
-        text.push_str(&format!(
-            "; last PSN sent {:#08x}, oldest not acknowledged {:#08x}, expected from the peer {:#08x}",
-            last.get(),
-            info.una_psn.get(),
-            info.rq_psn.get()
-        ));
-    }
+    text.push_str(&position(plane, c));
     for event in plane.events().iter().filter(|e| concerns(e, c.qpn)) {
         text.push_str(&format!("; {event}"));
     }
     text
+}
+
+/// Where the queue pair stands: the last PSN and what is open.
+pub fn position(plane: &Plane, c: &Connection) -> String {
+    match plane.device().query_qp(c.qpn) {
+        Ok(info) => format!(
+            "; last PSN sent {:#08x}, oldest not acknowledged {:#08x}, expected from the peer {:#08x}",
+            info.sq_psn.retreat(1).get(),
+            info.una_psn.get(),
+            info.rq_psn.get()
+        ),
+        // Without it the message is still right.
+        Err(_) => String::new(),
+    }
 }
 
 fn concerns(event: &EngineEvent, qpn: Qpn) -> bool {

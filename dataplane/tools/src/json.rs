@@ -83,6 +83,8 @@ pub struct PlaneJson {
     pub clock: &'static str,
     /// Fallbacks in force.
     pub fallbacks: Vec<FallbackJson>,
+    /// Faults on purpose.
+    pub faults: Option<String>,
     /// The port's counters.
     pub port: Map<String, Value>,
     /// The engine's counters that are not 0.
@@ -99,6 +101,7 @@ impl PlaneJson {
             idle: plane.idle().name(),
             clock: plane.clock(),
             fallbacks: fallbacks(&plane.fallbacks()),
+            faults: plane.faults().map(str::to_string),
             port: plane
                 .port_counters()
                 .into_iter()

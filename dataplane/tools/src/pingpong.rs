@@ -59,8 +59,7 @@ pub struct PingPongArgs {
     /// Compare the data of every message
     #[arg(short = 'c', long)]
     pub chk: bool,
-    /// Seconds to wait: server for a client [60; 0: for ever], client for a
-    /// server [2]
+    /// Seconds to wait for the peer [server 60, 0 is for ever; client 2]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub wait: Option<Duration>,
     /// Print one JSON object instead of text
@@ -134,9 +133,6 @@ pub fn run(args: &PingPongArgs) -> Outcome<()> {
     let mtu = plane.path_mtu(Some(args.mtu))?;
     let sizes = PairSizes { sends: 1, receives: args.rx_depth, inline: 0, bytes: spec.memory_bytes() };
     let pair = plane.make_pair(sizes)?;
-    if !args.json {
-        plane.fallbacks().iter().for_each(|f| eprintln!("{}", json::fallback_line(f)));
-    }
     let mut session = Session { args, spec, plane: &plane, pair: &pair, mtu };
     let (report, own, remote) = match (&listener, &args.host) {
         (Some(listener), _) => session.serve(listener)?,
@@ -191,6 +187,10 @@ impl Session<'_> {
         };
         self.plane.wait_for_link()?;
         connect::connect(self.plane, &connection)?;
+        // Now the port is joined to its peer and knows all its fallbacks.
+        if !self.args.json {
+            self.plane.fallbacks().iter().for_each(|f| eprintln!("{}", json::fallback_line(f)));
+        }
         Ok(connection)
     }
 

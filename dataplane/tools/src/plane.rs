@@ -3,6 +3,7 @@
 //! Owns them for the time of one run and stops them in order. Called from the tool's main thread only. Never touches a
 //! frame.
 
+mod fault;
 mod open;
 mod options;
 
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use ferroce_engine::housekeeping::{Housekeeper, netdev_of};
 use ferroce_engine::{Engine, EngineConfig, IcrcMode, PathRequest, SoftDevice, WorkerConfig, address_vector};
 use ferroce_mem::os::{Arena, ArenaConfig, ArenaReport, Block, PagePolicy};
-use ferroce_nic::{Caps, Fallback, Port, PortError};
+use ferroce_nic::{AnyPort, Fallback, Port, PortError};
 use ferroce_services::{AnyService, Role};
 use ferroce_verbs::{
     Access, AddressVector, CqId, Device, Gid, MrKeys, PathMtu, PdId, QpCap, QpInitAttr, QpType, Qpn,
@@ -34,52 +35,18 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Smallest arena.
 const LEAST_ARENA: u64 = 2 << 20;
 
-/// A port as the main thread sees it, whatever wires and wrappers it is made of.
-trait Control: Send {
-    fn caps(&self) -> Caps;
-    fn fallbacks(&self) -> Vec<Fallback>;
-    fn link_up(&self) -> bool;
-    fn counters(&self) -> Vec<(&'static str, u64)>;
-    fn path(&self, request: &PathRequest, deadline: Instant) -> Result<AddressVector, PortError>;
-}
-
-struct Shared<P>(Arc<Mutex<P>>);
-
-impl<P> Shared<P> {
-    fn lock(&self) -> MutexGuard<'_, P> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<P: Port + Send> Control for Shared<P> {
-    fn caps(&self) -> Caps {
-        self.lock().caps()
-    }
-    fn fallbacks(&self) -> Vec<Fallback> {
-        self.lock().fallbacks()
-    }
-    fn link_up(&self) -> bool {
-        self.lock().link_up()
-    }
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.lock().counters()
-    }
-    fn path(&self, request: &PathRequest, deadline: Instant) -> Result<AddressVector, PortError> {
-        address_vector(&mut *self.lock(), request, deadline)
-    }
-}
-
 /// A running data plane.
 pub struct Plane {
     engine: Option<Engine<AnyService>>,
     device: SoftDevice,
     housekeeper: Option<Housekeeper>,
-    port: Box<dyn Control>,
+    port: Arc<Mutex<AnyPort>>,
     pages: PagePolicy,
     core: Option<usize>,
     idle: Idle,
     dev: String,
     fallbacks: Vec<Fallback>,
+    faults: Option<String>,
 }
 
 /// One queue pair with all it needs, made and destroyed together.
@@ -126,11 +93,7 @@ impl Plane {
     }
 
     /// Starts an engine on an opened port.
-    fn assemble<P>(mut port: P, args: &PlaneArgs, role: Role, dev: String) -> Outcome<Plane>
-    where
-        P: Port + Send + 'static,
-        P::Queue: Send + 'static,
-    {
+    fn assemble(mut port: AnyPort, args: &PlaneArgs, role: Role, dev: String) -> Outcome<Plane> {
         let core = args.core_for(role)?;
         let queues = port.take_queues();
         let (netdev, gids) = netdev_of(&port);
@@ -154,13 +117,18 @@ impl Plane {
             engine: Some(engine),
             device,
             housekeeper: Some(housekeeper),
-            port: Box::new(Shared(port)),
+            port,
             pages: args.pages,
             core,
             idle: args.idle,
             dev,
             fallbacks: Vec::new(),
+            faults: args.fault.as_ref().map(|f| f.text.clone()),
         })
+    }
+
+    fn port(&self) -> MutexGuard<'_, AnyPort> {
+        self.port.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Verbs' control side.
@@ -185,7 +153,12 @@ impl Plane {
 
     /// The port in words.
     pub fn mode(&self) -> String {
-        self.port.caps().mode
+        self.port().caps().mode
+    }
+
+    /// Faults on purpose, as asked for.
+    pub fn faults(&self) -> Option<&str> {
+        self.faults.as_deref()
     }
 
     /// Name of the clock that the worker reads.
@@ -195,14 +168,14 @@ impl Plane {
 
     /// Every fallback in force: of the port and of memory.
     pub fn fallbacks(&self) -> Vec<Fallback> {
-        let mut all = self.port.fallbacks();
+        let mut all = self.port().fallbacks();
         all.extend(self.fallbacks.iter().cloned());
         all
     }
 
     /// The port's counters.
     pub fn port_counters(&self) -> Vec<(&'static str, u64)> {
-        self.port.counters()
+        self.port().counters()
     }
 
     /// The engine's counters that are not 0, drops with `drop_` before their names.
@@ -220,14 +193,16 @@ impl Plane {
     /// Waits until the link is up.
     pub fn wait_for_link(&self) -> Outcome<()> {
         let deadline = Instant::now() + LINK_LIMIT;
-        while !self.port.link_up() {
+        while !self.port().link_up() {
             if Instant::now() >= deadline {
                 let seconds = LINK_LIMIT.as_secs();
-                return Err(Fail::failed(format!(
-                    "{}: no link within {seconds} s: for shm give both sides the same --dev shm:PATH; for xdp look at \
-                     `ip link`",
-                    self.dev
-                )));
+                let why = match self.port().problem() {
+                    Some(problem) => problem.to_string(),
+                    None => {
+                        "for shm give both sides the same --dev shm:PATH; for xdp look at `ip link`".into()
+                    }
+                };
+                return Err(Fail::failed(format!("{}: no link within {seconds} s: {why}", self.dev)));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -333,7 +308,7 @@ impl Plane {
 
     /// Resolves a path.
     pub fn path(&self, request: &PathRequest) -> Outcome<AddressVector> {
-        self.port.path(request, Instant::now() + RESOLVE_LIMIT).map_err(refused)
+        address_vector(&mut *self.port(), request, Instant::now() + RESOLVE_LIMIT).map_err(refused)
     }
 
     /// Puts a service on the worker.
@@ -359,9 +334,18 @@ impl Plane {
         if let Some(housekeeper) = self.housekeeper.take() {
             housekeeper.stop(STOP_LIMIT).map_err(told)?;
         }
-        match self.engine.take() {
-            Some(engine) => engine.stop(STOP_LIMIT).map_err(told),
-            None => Ok(()),
+        if let Some(engine) = self.engine.take() {
+            engine.stop(STOP_LIMIT).map_err(told)?;
+            // What the worker captured last.
+            self.port().housekeep();
+        }
+        let missed = self.port_counters().into_iter().find(|(name, _)| *name == "pcap_missed");
+        match (self.port().problem(), missed) {
+            (Some(problem), _) if problem.attribute == "capture" => Err(refused(problem)),
+            (_, Some((_, missed))) if missed > 0 => Err(Fail::failed(format!(
+                "capture: {missed} frames are missing, the file could not be written so fast"
+            ))),
+            _ => Ok(()),
         }
     }
 }

@@ -142,6 +142,64 @@ fn pingpong_with_checked_data() {
 }
 
 #[test]
+fn pingpong_survives_loss_both_ways() {
+    for (size, mtu) in [(1, 1024), (1023, 256), (4096, 1024), (65536, 1024), (65536, 4096)] {
+        let place = Place::new();
+        let words = format!("-c -n 300 -s {size} -m {mtu} --json");
+        let faults = "--fault loss=0.01,duplicate=0.01,reorder=0.01,seed=7";
+        let server = place.spawn("pingpong", &words);
+        let client = place.spawn("pingpong", &format!("{words} {faults} 127.0.0.1"));
+        let (client, server) = (parse(&client.end(), &words), parse(&server.end(), &words));
+        assert_eq!(
+            (client["data_checked"].as_u64(), server["data_checked"].as_u64()),
+            (Some(300), Some(300))
+        );
+        let count = |name: &str| client["port"][name].as_u64().unwrap();
+        assert!(count("fault_tx_lost") + count("fault_rx_lost") > 0, "nothing was lost: {client}");
+        assert!(client["dev_mode"].as_str().unwrap().contains("with faults"));
+        // What was lost on the way out was not sent: the counts of both ports still agree.
+        frames_agree(&client, &server);
+    }
+}
+
+#[test]
+fn perf_survives_loss_both_ways() {
+    for test in ["send-lat", "send-bw", "write-lat", "write-bw", "read-lat", "read-bw"] {
+        let place = Place::new();
+        let words = "-s 5000 -m 1024 -n 300 -t 16 --data_validation --json";
+        let server = place.spawn(&format!("perf {test}"), words);
+        let faults = "--fault loss=0.01,seed=3";
+        let client = place.spawn(&format!("perf {test}"), &format!("{words} {faults} 127.0.0.1"));
+        let (client, server) = (parse(&client.end(), test), parse(&server.end(), test));
+        assert_eq!(client["iterations"], 300, "{test}");
+        assert!(server["data_checked"].as_bool().unwrap());
+        let count = |name: &str| client["port"][name].as_u64().unwrap();
+        assert!(count("fault_tx_lost") + count("fault_rx_lost") > 0, "{test}: nothing was lost");
+    }
+}
+
+#[test]
+fn a_capture_holds_every_frame() {
+    let place = Place::new();
+    let file = place.link.with_extension("pcap");
+    let server = place.spawn("pingpong", "-n 20 --json");
+    let client = place.spawn("pingpong", &format!("-n 20 --json --capture {} 127.0.0.1", file.display()));
+    let (client, _) = (parse(&client.end(), "capture"), parse(&server.end(), "capture"));
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(bytes[..4], 0xa1b2_3c4d_u32.to_le_bytes());
+    let (mut at, mut frames) = (24, 0);
+    while at + 16 <= bytes.len() {
+        let len = u32::from_le_bytes(bytes[at + 8..at + 12].try_into().unwrap()) as usize;
+        at += 16 + len;
+        frames += 1;
+    }
+    assert_eq!(at, bytes.len(), "the last record is cut");
+    let port = &client["port"];
+    assert_eq!(frames, port["tx_good_packets"].as_u64().unwrap() + port["rx_good_packets"].as_u64().unwrap());
+}
+
+#[test]
 fn pingpong_prints_the_originals_lines() {
     let (client, server) = Place::new().both("pingpong", "-n 50 -s 64");
     for output in [&client, &server] {

@@ -86,8 +86,8 @@ fn connection(text: &str) -> Result<OnlyRc, String> {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_line_help = true)]
 #[command(after_help = "The client decides; options given to the server must agree with the client's.\n\
-    Sizes take K, M and G. Defaults as perftest's: -s 65536 for bw and 2 for lat; -n 1000\n\
-    (write-bw 5000); -t 128 (lat 1); -r 512; -Q 100, 1 above 8192 bytes; -u 14.")]
+    Sizes take K, M and G. Defaults as perftest's: -s 65536 for bw and 2 for lat;\n\
+    -n 1000 (write-bw 5000); -t 128 (lat 1); -r 512; -Q 100, 1 above 8192 bytes.")]
 pub struct PerfArgs {
     /// send-lat, send-bw, write-lat, write-bw, read-lat, read-bw
     #[arg(value_name = "TEST", value_parser = test)]
@@ -133,7 +133,7 @@ pub struct PerfArgs {
     /// Messages up to so many bytes are posted inline [0]
     #[arg(short = 'I', long = "inline_size", alias = "inline-size", value_name = "BYTES")]
     pub inline_size: Option<u32>,
-    /// Path MTU: 256, 512, 1024, 2048, 4096 [the largest that both interfaces carry]
+    /// Path MTU: 256, 512, 1024, 2048, 4096 [largest that both sides carry]
     #[arg(short = 'm', long, value_name = "BYTES", value_parser = values::mtu)]
     pub mtu: Option<PathMtu>,
     /// Index into our GIDs
@@ -175,8 +175,7 @@ pub struct PerfArgs {
     /// Accepted and ignored: there is no cpufreq warning
     #[arg(short = 'F', long = "CPU-freq")]
     pub cpu_freq: bool,
-    /// Seconds to wait: server for a client [60; 0: for ever], client for a
-    /// server [2]
+    /// Seconds to wait for the peer [server 60, 0 is for ever; client 2]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub wait: Option<Duration>,
     /// Print one JSON object per size, a line each, instead of text

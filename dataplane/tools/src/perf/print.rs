@@ -120,6 +120,7 @@ fn header_text(spec: &PerfSpec, facts: &Facts<'_>) -> String {
         lines.push(single("rdma_cm QPs", "OFF"));
         lines.push(single("Data ex. method", "Ethernet"));
         lines.push(single("Port", plane.mode()));
+        lines.extend(plane.faults().map(|faults| single("Faults", faults)));
         lines.push(pair(("Idle policy", plane.idle().name()), ("Core", &core_text(facts.core))));
     } else {
         lines.push(pair(("Transport type", transport.name()), ("Core", &core_text(facts.core))));

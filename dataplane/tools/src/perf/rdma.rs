@@ -167,6 +167,13 @@ impl Rdma {
         }
     }
 
+    /// The peer's queue pair and where ours stands, for a failure that the queue pair does not know of.
+    pub fn position(&self) -> Option<String> {
+        let (_, _, connection) = self.test.as_ref()?.running.as_ref()?;
+        let peer = format!("peer {} QP {:#08x}", connection.remote_gid, connection.remote_qpn.get());
+        Some(format!("{peer}{}", connect::position(&self.plane, connection)))
+    }
+
     /// Asks the service to end.
     pub fn ask_stop(&mut self) {
         if let Some((_, handle, _)) = self.test.as_ref().and_then(|t| t.running.as_ref()) {

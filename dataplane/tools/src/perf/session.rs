@@ -277,7 +277,12 @@ impl Session<'_> {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Fail::failed(format!("peer {} closed the connection during the test", self.peer.name()))
+        let position = match &self.backend {
+            Backend::Rdma(rdma) => rdma.position().map(|p| format!("; {p}")),
+            Backend::Socket(_) => None,
+        };
+        let position = position.unwrap_or_default();
+        Fail::failed(format!("peer {} closed the connection during the test{position}", self.peer.name()))
     }
 
     /// Server: the client says when it has finished.

@@ -1,7 +1,9 @@
 //! From a device's name to a port.
 
+use ferroce_nic::any::BasePort;
 use ferroce_nic::shm::{ShmConfig, ShmPort};
 use ferroce_nic::xdp::{XdpConfig, XdpPort};
+use ferroce_nic::{AnyPort, Options};
 use ferroce_services::Role;
 
 use super::options::{Dev, Idle, PlaneArgs, default_link};
@@ -20,7 +22,7 @@ pub(super) fn open(args: &PlaneArgs, role: Role) -> Outcome<Plane> {
                 ..ShmConfig::new(&link)
             };
             let name = format!("shm:{}", link.display());
-            wrap(ShmPort::open(&config).map_err(refused)?, args, role, name)
+            wrap(ShmPort::open(&config).map_err(refused)?.into(), args, role, name)
         }
         Dev::Xdp(interface) => {
             if !args.addr.is_empty() {
@@ -29,18 +31,13 @@ pub(super) fn open(args: &PlaneArgs, role: Role) -> Outcome<Plane> {
                 ));
             }
             let config = XdpConfig { pages: args.pages, ..XdpConfig::new(interface) };
-            wrap(XdpPort::open(config).map_err(refused)?, args, role, format!("xdp:{interface}"))
+            wrap(XdpPort::open(config).map_err(refused)?.into(), args, role, format!("xdp:{interface}"))
         }
     }
 }
 
-fn wrap<P>(port: P, args: &PlaneArgs, role: Role, name: String) -> Outcome<Plane>
-where
-    P: ferroce_nic::Port + Send + 'static,
-    P::Queue: Send + 'static,
-{
-    if args.fault.is_some() || args.capture.is_some() {
-        return Err(Fail::usage("fault, capture: not there yet"));
-    }
+fn wrap(base: BasePort, args: &PlaneArgs, role: Role, name: String) -> Outcome<Plane> {
+    let options = Options { fault: args.fault.as_ref().map(|f| f.config), pcap: args.capture.clone() };
+    let port = AnyPort::wrap(base, &options).map_err(refused)?;
     Plane::assemble(port, args, role, name)
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use ferroce_engine::{IdlePolicy, pin};
 use ferroce_mem::os::PagePolicy;
+use ferroce_nic::wrap::FaultConfig;
 use ferroce_services::Role;
 
 use crate::fail::{Fail, Outcome};
@@ -86,34 +87,47 @@ pub enum Core {
     Number(usize),
 }
 
+/// Faults on purpose, with the text that asked for them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Faults {
+    /// As given.
+    pub text: String,
+    /// As understood.
+    pub config: FaultConfig,
+}
+
+fn faults(text: &str) -> Result<Faults, String> {
+    Ok(Faults { text: text.to_string(), config: super::fault::parse(text)? })
+}
+
 /// Options of the data plane inside the tool.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Data plane")]
+#[command(next_help_heading = "Data plane", next_line_help = true)]
 pub struct PlaneArgs {
-    /// Device: shm[:PATH] (a link between two processes of one host) or xdp:INTERFACE
+    /// shm[:PATH], a link of two processes, or xdp:INTERFACE
     #[arg(short = 'd', long = "dev", alias = "ib-dev", value_name = "DEV", default_value = "shm", value_parser = dev)]
     pub dev: Dev,
     /// Port of the device: 1
     #[arg(short = 'i', long = "ib-port", value_name = "PORT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=1))]
     pub ib_port: u8,
-    /// Own address on shm; may be repeated [server 10.99.0.1 fd99::1, client 10.99.0.2 fd99::2]
+    /// Own address on shm, repeatable [10.99.0.N fd99::N; server 1, client 2]
     #[arg(long, value_name = "IP")]
     pub addr: Vec<IpAddr>,
     /// MTU of the shm link in bytes, the same on both sides
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
     pub netdev_mtu: u32,
-    /// What the worker does when idle
-    #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
+    /// What an idle worker does: spin, adaptive
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = Idle::Adaptive)]
     pub idle: Idle,
-    /// Core of the worker: a number, none, or auto (client and server take different ones)
+    /// The worker's core: number, none, auto (one per side)
     #[arg(long, value_name = "CORE", default_value = "auto", value_parser = core)]
     pub core: Core,
     /// Memory pages: auto, 1G, 2M, thp, normal
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = pages)]
     pub pages: PagePolicy,
     /// Faults on this side's wire, such as loss=0.01,seed=7
-    #[arg(long, value_name = "LIST")]
-    pub fault: Option<String>,
+    #[arg(long, value_name = "LIST", value_parser = faults)]
+    pub fault: Option<Faults>,
     /// Write all frames to this pcap file
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
