@@ -5,30 +5,24 @@
 //! `ferroce status`. Called once by `main`.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferroce_api::appliance::Fallback;
 use ferroce_api::config::{
-    ApplianceConfig, CoreChoice, IcrcSetting, IdlePolicy, MemoryConfig, PagePolicy, PortConfig, WireConfig,
-    XdpMode, ZeroCopy,
+    ApplianceConfig, CoreChoice, FaultConfig, FaultDirection, IcrcSetting, IdlePolicy, MemoryConfig,
+    PagePolicy, PortConfig, WireConfig, XdpMode, ZeroCopy,
 };
 use ferroce_api::{ApiError, Code};
 use ferroce_engine::housekeeping::netdev_of;
 use ferroce_engine::{Engine, EngineConfig, EngineError, IcrcMode, WorkerConfig, pin};
 use ferroce_mem::os::{self, Arena, ArenaConfig, ArenaReport};
 use ferroce_nic::shm::{ShmConfig, ShmPort};
+use ferroce_nic::wrap::fault;
 use ferroce_nic::xdp::{self, XdpConfig, XdpPort};
-use ferroce_nic::{Port, PortError};
+use ferroce_nic::{AnyPort, Options, Port, PortError};
 
 use crate::ctl::socket::{Lock, io_error};
 use crate::node::{Identity, Node};
-
-/// The port.
-pub type AnyPort = ShmPort;
-
-fn unsupported(attribute: &str, asked: &str) -> ApiError {
-    ApiError::new(Code::Unsupported, attribute, asked, "a plain shm port, in this version")
-}
 
 /// Builds everything and starts the workers.
 ///
@@ -112,9 +106,8 @@ fn open_port(
     arena: &Arena,
     claims: &mut Vec<Lock>,
 ) -> Result<(AnyPort, String), ApiError> {
-    if config.port.fault.is_some() || config.port.capture.is_some() {
-        return Err(unsupported("port.fault, port.capture", "a wrapper"));
-    }
+    let options =
+        Options { fault: config.port.fault.as_ref().map(to_fault), pcap: config.port.capture.clone() };
     match &config.port.wire {
         WireConfig::Shm { link, mac } => {
             claim_addresses(&config.run_dir, link.as_str(), &config.port, claims)?;
@@ -127,7 +120,7 @@ fn open_port(
             shm.queues = u16::try_from(config.workers.len()).unwrap_or(u16::MAX);
             shm.can_sleep = config.workers.iter().any(|worker| worker.idle != IdlePolicy::Spin);
             let port = ShmPort::open(&shm).map_err(port_error)?;
-            Ok((port, link.to_string()))
+            Ok((AnyPort::wrap(port, &options).map_err(port_error)?, link.to_string()))
         }
         WireConfig::Xdp { interface, mode, zero_copy, queues } => {
             let mut xdp = XdpConfig::new(interface.as_str());
@@ -145,10 +138,29 @@ fn open_port(
                 ZeroCopy::Off => xdp::ZeroCopy::Off,
             };
             check_umem(&xdp, arena)?;
-            XdpPort::open_in(xdp, arena).map_err(port_error)?;
-            Err(unsupported("port.kind", "xdp"))
+            let port = XdpPort::open_in(xdp, arena).map_err(port_error)?;
+            Ok((AnyPort::wrap(port, &options).map_err(port_error)?, interface.as_str().to_owned()))
         }
     }
+}
+
+/// The wrapper's rates for the directions that the file names.
+fn to_fault(fault: &FaultConfig) -> fault::FaultConfig {
+    let rates = fault::Rates {
+        loss: fault.loss.get(),
+        duplicate: fault.duplicate.get(),
+        reorder: fault.reorder.get(),
+        corrupt: fault.corrupt.get(),
+        ce_mark: fault.mark_ce.get(),
+        delay: fault.delay.get(),
+        delay_time: Duration::from_micros(fault.delay_us.into()),
+    };
+    let (rx, tx) = match fault.direction {
+        FaultDirection::Both => (rates, rates),
+        FaultDirection::Rx => (rates, fault::Rates::default()),
+        FaultDirection::Tx => (fault::Rates::default(), rates),
+    };
+    fault::FaultConfig { seed: fault.seed, rx, tx }
 }
 
 /// The port's buffers come out of the arena: says how large it must be before anything is attached.

@@ -12,6 +12,7 @@ use ferroce_api::appliance::{
     Command, EventBody, FromAppliance, Hello, HelloReply, Outcome, Response, Role, VERSION, version_error,
 };
 use ferroce_api::{ApiError, Code};
+use ferroce_nic::Port;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
@@ -27,6 +28,8 @@ use socket::Claim;
 
 use crate::node::Node;
 
+/// Least time between two rounds of housekeeping, however often the port asks.
+const LEAST_TICK: Duration = Duration::from_millis(5);
 /// Time after which a client's batch waits for the next round.
 const SLICE: Duration = Duration::from_millis(10);
 /// Pause of accepting after the system had no descriptor for a connection.
@@ -78,6 +81,8 @@ pub struct Server<'c> {
     buffer: Vec<u8>,
     accept_after: Option<Instant>,
     asked_to_stop: Option<Duration>,
+    /// The port has something to do; not looked at again before it was looked after.
+    port_asks: bool,
 }
 
 impl<'c> Server<'c> {
@@ -92,6 +97,7 @@ impl<'c> Server<'c> {
             buffer: vec![0; ferroce_api::appliance::MAX_MESSAGE_BYTES],
             accept_after: None,
             asked_to_stop: None,
+            port_asks: false,
         }
     }
 
@@ -100,17 +106,19 @@ impl<'c> Server<'c> {
     /// # Errors
     /// When the system refuses to wait; then nothing works any more.
     pub fn run(&mut self, node: &mut Node, signals: BorrowedFd<'_>) -> Result<Stop, ApiError> {
-        let mut next_tick = Instant::now();
+        let mut last_tick = Instant::now();
         loop {
             let now = Instant::now();
-            if now >= next_tick {
-                next_tick = now + node.tick();
+            let early = self.port_asks && now.duration_since(last_tick) >= LEAST_TICK;
+            if early || now >= last_tick + node.tick() {
+                last_tick = now;
+                self.port_asks = false;
                 for event in node.housekeep() {
                     self.broadcast(&event);
                 }
                 self.clients.iter_mut().for_each(|client| client.check_deadlines(now));
             }
-            if self.wait(signals, next_tick)? {
+            if self.wait(node, signals, last_tick)? {
                 self.farewell("a signal");
                 return Ok(Stop::Signal);
             }
@@ -125,8 +133,9 @@ impl<'c> Server<'c> {
     }
 
     /// Waits for something to do; true when a signal came.
-    fn wait(&mut self, signals: BorrowedFd<'_>, until: Instant) -> Result<bool, ApiError> {
+    fn wait(&mut self, node: &Node, signals: BorrowedFd<'_>, last_tick: Instant) -> Result<bool, ApiError> {
         let now = Instant::now();
+        let until = last_tick + if self.port_asks { LEAST_TICK } else { node.tick() };
         let accepting = self.accept_after.is_none_or(|after| now >= after);
         let busy = self.clients.iter().any(Client::busy);
         let timeout = if busy { Duration::ZERO } else { until.saturating_duration_since(now) };
@@ -140,6 +149,12 @@ impl<'c> Server<'c> {
             flags.set(PollFlags::OUT, client.wants_output());
             fds.push(PollFd::from_borrowed_fd(client.as_fd(), flags));
         }
+        let port_from = fds.len();
+        if !self.port_asks {
+            fds.extend(
+                node.port.housekeep_fds().into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+            );
+        }
         let timeout = Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
@@ -148,6 +163,7 @@ impl<'c> Server<'c> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(ApiError::new(Code::Internal, "poll", "", errno.to_string())),
         }
+        self.port_asks |= fds.iter().skip(port_from).any(|fd| !fd.revents().is_empty());
         Ok(fds.first().is_some_and(|fd| !fd.revents().is_empty()))
     }
 

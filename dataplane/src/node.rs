@@ -12,11 +12,10 @@ use ferroce_api::config::{IdlePolicy, LimitsConfig};
 use ferroce_engine::housekeeping::netdev_of;
 use ferroce_engine::{Engine, EngineError, EngineEvent, EngineEventKind, SoftDevice};
 use ferroce_mem::os::{Arena, ArenaReport};
-use ferroce_nic::Port;
+use ferroce_nic::{AnyPort, Port};
 use ferroce_services::AnyService;
 use ferroce_verbs::{AsyncEvent, Gid, Qpn};
 
-use crate::assemble::AnyPort;
 use crate::ctl::socket::Lock;
 use crate::objects::Objects;
 use crate::perf::Tests;
@@ -66,6 +65,8 @@ pub struct Node {
     engine: Engine<AnyService>,
     device: SoftDevice,
     gids: Vec<Gid>,
+    /// What was last said to be wrong with the port.
+    problem: Option<String>,
     // Link, addresses and cores: given back last.
     _claims: Vec<Lock>,
 }
@@ -94,6 +95,7 @@ impl Node {
             engine,
             device,
             gids,
+            problem: None,
             _claims: claims,
         }
     }
@@ -140,6 +142,7 @@ impl Node {
     /// Looks after port, tests and events; returns what subscribers should know.
     pub fn housekeep(&mut self) -> Vec<EventBody> {
         self.port.housekeep();
+        self.log_problem();
         let (info, gids) = netdev_of(&self.port);
         if let Err(error) = self.engine.set_netdev(info, gids.clone()) {
             tracing::warn!(%error, "a worker did not take the news of the network device");
@@ -164,6 +167,17 @@ impl Node {
         }
         out.extend(self.tests.sweep(&self.engine).into_iter().map(|id| EventBody::PerfEnded { id }));
         out
+    }
+
+    /// Says what is wrong with the port, once each time it changes.
+    fn log_problem(&mut self) {
+        let problem = self.port.problem().map(|problem| problem.to_string());
+        if problem != self.problem {
+            if let Some(problem) = &problem {
+                tracing::warn!(problem, "port");
+            }
+            self.problem = problem;
+        }
     }
 
     fn translate(&self, event: &EngineEvent) -> Option<EventBody> {
@@ -203,7 +217,10 @@ impl Node {
     /// A worker that does not stop in time, by name.
     pub fn stop(mut self, deadline: Duration) -> Result<(), EngineError> {
         self.tests.stop_all();
-        self.engine.stop(deadline)
+        let outcome = self.engine.stop(deadline);
+        // What the workers captured last goes to the file.
+        self.port.housekeep();
+        outcome
     }
 }
 

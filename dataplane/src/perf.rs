@@ -25,6 +25,8 @@ const MAX_TESTS: usize = 64;
 const MAX_DEADLINE_MS: u32 = 600_000;
 /// Longest measured time.
 const MAX_DURATION_MS: u32 = 3_600_000;
+/// How long a stop waits for the last acknowledgement.
+const LAST_WAIT: Duration = Duration::from_millis(200);
 /// How long a stop waits for the worker.
 const STOP_WAIT: Duration = Duration::from_millis(500);
 
@@ -36,6 +38,8 @@ struct Test {
     qpn: Qpn,
     lkey: Lkey,
     started: Instant,
+    /// Messages in all, where the test ends by itself after them.
+    total: Option<u64>,
     stopped: bool,
 }
 
@@ -80,6 +84,7 @@ impl Tests {
         check_region(&local, mr, qp.pd)?;
         check_completion_queues(&local, objects, qp)?;
         let (remote_addr, remote_rkey) = check_remote(spec, &local)?;
+        let passive = local.is_passive();
         let memory = PerfMemory::prepare(&local, mr.block.clone()).map_err(spec_error)?;
         let endpoints = PerfEndpoints {
             qpn: spec.qpn,
@@ -101,6 +106,8 @@ impl Tests {
             qpn: spec.qpn,
             lkey: spec.lkey,
             started: Instant::now(),
+            total: (spec.duration_ms.is_none() && !passive)
+                .then(|| spec.iterations.saturating_add(spec.warmup)),
             stopped: false,
         };
         self.tests.insert(id, test);
@@ -124,6 +131,7 @@ impl Tests {
         engine: &Engine<AnyService>,
     ) -> Result<PerfReport, ApiError> {
         let test = self.tests.get_mut(&id).ok_or_else(|| missing("perf test", &id.0.to_string()))?;
+        await_last_completions(test, device);
         if test.handle.state().is_running() {
             test.stopped = true;
             test.handle.stop();
@@ -185,6 +193,19 @@ fn missing(attribute: &str, asked: &str) -> ApiError {
 
 fn spec_error(error: service::SpecError) -> ApiError {
     ApiError::new(Code::Invalid, error.attribute, error.asked.to_string(), error.allowed)
+}
+
+/// A test that has moved its last message only waits for the acknowledgement of it: gives it the time to end by itself, so
+/// that nothing of it stays in flight and spoils the queue pair for the next one.
+fn await_last_completions(test: &Test, device: &SoftDevice) {
+    let until = Instant::now() + LAST_WAIT;
+    while let State::Running { done } = test.handle.state()
+        && test.total.is_some_and(|total| done >= total)
+        && Instant::now() < until
+        && device.query_qp(test.qpn).is_ok()
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Waits until the worker has seen the stop.

@@ -90,6 +90,7 @@ fn port(node: &Node) -> PortStatus {
         attached_to: node.identity.attached_to.clone(),
         mode: caps.mode,
         link_up: node.port.link_up(),
+        problem: node.port.problem().map(|problem| problem.to_string()),
         mac: MacAddr(caps.mac),
         mtu: caps.mtu,
         queues: caps.queues,

@@ -346,6 +346,51 @@ fn sigterm_under_traffic_leaves_nothing() {
     assert_eq!(pair.run.names(), Vec::<String>::new());
 }
 
+/// On a bad wire the data still arrives right, and the capture file holds what happened.
+#[test]
+fn faults_and_capture_come_from_the_configuration() {
+    let files = Folder::new();
+    let capture = files.0.join("fe0.pcap");
+    let more = format!(
+        "[port.fault]\nseed = 7\nloss = 0.02\nduplicate = 0.02\nreorder = 0.02\ncorrupt = 0.02\n\
+         [port.capture]\nfile = \"{}\"\n",
+        capture.display()
+    );
+    let run = Folder::new();
+    let mut fe0 = Daemon::start(&files, &run.0, "fe0", &config("fe0", ADDRESS_A, &more));
+    let fe1 = Daemon::start(&files, &run.0, "fe1", &config("fe1", ADDRESS_B, ""));
+    let (mut a, mut b) = (fe0.connect(), fe1.connect());
+    a.await_link();
+    b.await_link();
+    let (ea, eb) = (Endpoint::new(&mut a), Endpoint::new(&mut b));
+    ea.connect(&mut a, &eb, ADDRESS_B, PathMtu::Mtu1024);
+    eb.connect(&mut b, &ea, ADDRESS_A, PathMtu::Mtu1024);
+    let spec = |role, own: &Endpoint, peer: &Endpoint| PerfSpec {
+        remote: Some(peer.remote),
+        iterations: 60,
+        check_data: true,
+        deadline_ms: 15_000,
+        ..PerfSpec::new(PerfOp::Write, PerfKind::Lat, role, own.qpn, own.lkey, 10_000)
+    };
+    let report = run_test(&mut a, &mut b, spec(PerfRole::Client, &ea, &eb), spec(PerfRole::Server, &eb, &ea));
+    assert_eq!((report.state, report.iterations), (PerfState::Done, 60), "{report:?}");
+    let status = a.status();
+    assert!(
+        status.ports[0].mode.contains("with faults") && status.ports[0].mode.contains("captured"),
+        "{status:?}"
+    );
+    let lost: u64 =
+        status.ports[0].counters.iter().filter(|c| c.name.ends_with("x_lost")).map(|c| c.value).sum();
+    assert!(lost > 0, "{status:?}");
+    let dropped = b.status().drops.into_iter().find(|c| c.name == "bad_icrc").map_or(0, |c| c.value);
+    assert!(dropped > 0, "corrupted frames were dropped for their ICRC");
+    fe0.signal(Signal::TERM);
+    assert!(fe0.wait().success());
+    let bytes = std::fs::read(&capture).expect("a capture");
+    assert_eq!(bytes[..4], 0xa1b2_3c4d_u32.to_ne_bytes(), "pcap with nanoseconds");
+    assert!(bytes.len() > 60 * 10_000, "{} bytes", bytes.len());
+}
+
 /// The stop that control asks for.
 #[test]
 fn shutdown_is_control_s_alone() {

@@ -101,6 +101,28 @@ fn pages_in_use_are_stated() {
     assert_eq!(memory.bytes, 16 << 20);
 }
 
+/// A side without a peer says why its link is down.
+#[test]
+fn a_lonely_side_says_so() {
+    let mut pair = Pair::start("");
+    let mut a = pair.a.connect();
+    a.await_link();
+    assert_eq!(a.status().ports[0].problem, None);
+    pair.b.kill();
+    let until = std::time::Instant::now() + PATIENCE;
+    let port = loop {
+        let port = a.status().ports.remove(0);
+        if !port.link_up {
+            break port;
+        }
+        assert!(std::time::Instant::now() < until, "{port:?}");
+    };
+    assert!(port.problem.is_some_and(|problem| problem.contains("lab")), "the link is named");
+    let dgid = ferroce_api::ids::parse_gid(ADDRESS_B).unwrap();
+    let error = a.refuse(Command::ResolvePath(PathQuery { dgid, sgid: None, traffic_class: 0 }));
+    assert!(error.to_string().contains("start the other side"), "{error}");
+}
+
 /// A device that asks for more workers than there are cores still starts: the ones without a core are stated.
 #[test]
 fn two_workers_run_too() {

@@ -171,6 +171,7 @@ fn status() -> Status {
             attached_to: "lab".into(),
             mode: "shared memory".into(),
             link_up: true,
+            problem: Some("the peer is gone".into()),
             mac: MacAddr([2, 0, 0, 0, 0, 1]),
             mtu: 4352,
             queues: 1,

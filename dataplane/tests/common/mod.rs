@@ -75,8 +75,30 @@ pub fn command(config: &Path, run_dir: &Path) -> Process {
 impl Daemon {
     /// Starts one and waits until it is ready.
     pub fn start(config_folder: &Folder, run_dir: &Path, name: &str, text: &str) -> Daemon {
+        Daemon::start_inside(&[], config_folder, run_dir, name, text)
+    }
+    /// The same with a command in front that enters a namespace.
+    pub fn start_inside(
+        enter: &[String],
+        config_folder: &Folder,
+        run_dir: &Path,
+        name: &str,
+        text: &str,
+    ) -> Daemon {
         let file = config_folder.write(&format!("{name}.toml"), text);
-        let mut child = command(&file, run_dir)
+        let mut process = match enter.split_first() {
+            None => Process::new(env!("CARGO_BIN_EXE_ferroced")),
+            Some((program, arguments)) => {
+                let mut process = Process::new(program);
+                process.args(arguments).arg(env!("CARGO_BIN_EXE_ferroced"));
+                process
+            }
+        };
+        let mut child = process
+            .arg("--config")
+            .arg(&file)
+            .arg("--run-dir")
+            .arg(run_dir)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -55,6 +55,9 @@ pub struct PortStatus {
     pub mode: String,
     /// Link is up.
     pub link_up: bool,
+    /// Why it is down, or what else is wrong, where the port knows.
+    #[serde(default)]
+    pub problem: Option<String>,
     /// Ethernet address.
     #[serde(with = "ids::mac")]
     pub mac: MacAddr,

@@ -1,3 +1,5 @@
+//! What the configuration takes and what it refuses.
+
 use super::*;
 
 const MINIMAL: &str = "\

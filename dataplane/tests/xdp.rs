@@ -1,0 +1,99 @@
+//! Two `ferroced` processes on a veth pair by AF_XDP, in namespaces of the test's own. Needs root; says so where it lacks.
+
+mod common;
+#[allow(dead_code)]
+#[path = "../nic/tests/xdp/netns.rs"]
+mod netns;
+
+use std::time::Instant;
+
+use common::*;
+use ferroce_api::appliance::*;
+use ferroce_wire::PathMtu;
+use netns::VETH;
+use rustix::process::Signal;
+
+fn text(name: &str) -> String {
+    format!(
+        "[appliance]\nname = \"{name}\"\n[memory]\nbytes = \"32M\"\npages = \"normal\"\n[[worker]]\ncore = \"none\"\n\
+         spin_passes = 100\n[port]\nkind = \"xdp\"\ninterface = \"{VETH}\"\n"
+    )
+}
+
+#[test]
+fn appliances_on_interfaces_move_data_and_leave_nothing() {
+    let Some(wire) = netns::Pair::new(1, 1500) else { return };
+    let (files, run) = (Folder::new(), Folder::new());
+    // Until its own addresses are known to be unique, an interface asks nobody for a neighbour.
+    let until = Instant::now() + PATIENCE;
+    while (0..2).any(|side| !wire.ip(side, &["-6", "addr", "show", "dev", VETH, "tentative"]).is_empty()) {
+        assert!(Instant::now() < until, "addresses stay tentative");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let start = |side: usize, name: &str| {
+        let enter = vec!["ip".to_owned(), "netns".into(), "exec".into(), wire.name(side).into()];
+        Daemon::start_inside(&enter, &files, &run.0, name, &text(name))
+    };
+    let mut a = start(0, "fe0");
+    let b = start(1, "fe1");
+    let (mut ca, mut cb) = (a.connect(), b.connect());
+    ca.await_link();
+    cb.await_link();
+    let port = ca.status().ports.remove(0);
+    assert_eq!((port.kind.as_str(), port.attached_to.as_str()), ("xdp", VETH));
+    assert!(port.addresses.contains(&"10.77.0.1/24".to_owned()), "{port:?}");
+
+    // The interface carries no more than its MTU.
+    let Response::Port(info) = ca.one(Command::QueryPort) else { panic!() };
+    assert_eq!(info.active_mtu, PathMtu::Mtu1024);
+
+    for (address_a, address_b) in [("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2")] {
+        let (ea, eb) = (Endpoint::new(&mut ca), Endpoint::new(&mut cb));
+        ea.connect(&mut ca, &eb, address_b, PathMtu::Mtu1024);
+        eb.connect(&mut cb, &ea, address_a, PathMtu::Mtu1024);
+        let spec = |role, own: &Endpoint, peer: &Endpoint| PerfSpec {
+            remote: Some(peer.remote),
+            iterations: 50,
+            check_data: true,
+            deadline_ms: 10_000,
+            ..PerfSpec::new(PerfOp::Write, PerfKind::Lat, role, own.qpn, own.lkey, 5000)
+        };
+        cb.one(Command::PerfStart(Box::new(spec(PerfRole::Server, &eb, &ea))));
+        let start = Command::PerfStart(Box::new(spec(PerfRole::Client, &ea, &eb)));
+        let Response::PerfStarted { id } = ca.one(start) else { panic!() };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let Response::Perf(report) = ca.one(Command::PerfStatus { id }) else { panic!() };
+            if report.state != PerfState::Running {
+                assert_eq!((report.state, report.iterations), (PerfState::Done, 50), "{report:?}");
+                break;
+            }
+            assert!(Instant::now() < until, "{report:?}");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    // A second appliance on the interface, whatever its name and folder.
+    let other = Folder::new();
+    let file = files.write("fe9.toml", &text("fe9"));
+    let mut second = std::process::Command::new("ip");
+    second.args(["netns", "exec", wire.name(0), env!("CARGO_BIN_EXE_ferroced"), "--config"]).arg(&file);
+    let output = finish(second.arg("--run-dir").arg(&other.0));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.lines().any(|line| line.starts_with("ferroced: ") && line.contains(VETH)), "{error}");
+    assert_eq!(other.names(), Vec::<String>::new());
+
+    // An address that comes and goes is told.
+    ca.one(Command::Subscribe);
+    wire.ip(0, &["addr", "add", "10.77.0.77/24", "dev", VETH]);
+    let gid = ferroce_api::ids::parse_gid("10.77.0.77").unwrap();
+    ca.event(|event| *event == EventBody::GidAdded { gid });
+    wire.ip(0, &["addr", "del", "10.77.0.77/24", "dev", VETH]);
+    ca.event(|event| *event == EventBody::GidRemoved { gid });
+
+    a.signal(Signal::TERM);
+    assert!(a.wait().success(), "{}", a.log());
+    let link = wire.ip(0, &["-d", "link", "show", "dev", VETH]);
+    assert!(!link.contains("xdp"), "the program is detached: {link}");
+}
