@@ -20,16 +20,30 @@ fn mixed_work(pair: &mut Pair) -> impl Fn(&Pair, &str) + use<> {
     pair.b.buf.write(0, &data);
     let all = [3 * p + 5, 2 * p, 4 * p, 1, p, 0];
     let base = |i: usize| 100_000 + i * 30_000;
+    // Every request has another list of pieces, some empty, so that no place in one fits another.
+    let pieces = |host: &Host, offset: usize, len: usize, salt: usize| {
+        let first = (salt * 37) % (len + 1);
+        let second = (salt * 101) % (len - first + 1);
+        [
+            host.sge(offset, first),
+            host.sge(offset + first, second),
+            host.sge(offset + first + second, len - first - second),
+        ]
+    };
     for (i, len) in all.iter().enumerate() {
-        pair.b.recv(base(i), 4 * p);
-        pair.a.send(SendOp::Send, 0, *len);
-        let read = pair.read_from_b(0);
-        pair.a.send(read, base(i), *len);
-        let write = pair.write_to_b(base(i) + 400_000);
-        pair.a.send(write, 0, *len);
+        let list = pieces(&pair.b, base(i), 4 * p, i + 3);
+        pair.b.try_recv(&list).expect("posts");
         pair.b.recv(0, 0);
-        let imm = pair.write_imm_to_b(base(i) + 600_000, [i as u8; 4]);
-        pair.a.send(imm, 0, *len);
+        let ops = [
+            (SendOp::Send, 0),
+            (pair.read_from_b(0), base(i)),
+            (pair.write_to_b(base(i) + 400_000), 0),
+            (pair.write_imm_to_b(base(i) + 600_000, [i as u8; 4]), 0),
+        ];
+        for (salt, (op, offset)) in ops.into_iter().enumerate() {
+            let list = pieces(&pair.a, offset, *len, i * 4 + salt);
+            pair.a.post(op, &list, SendFlags::SIGNALED).expect("posts");
+        }
     }
     let write_back = SendOp::Write { remote_addr: RemoteAddr(IOVA + 900_000), rkey: pair.a.mr.rkey };
     pair.b.send(write_back, 0, 3 * p);

@@ -158,10 +158,8 @@ impl Requester {
             .get(base.sq.queue.done)
             .is_some_and(|entry| entry.first.advance(entry.packets) == self.una);
         if complete {
-            // Counted as outstanding only if it was sent since the cursor last went back.
-            if self.cursor != base.sq.queue.done {
-                self.reads_out = self.reads_out.saturating_sub(1);
-            }
+            // If the cursor went back and this READ was not sent again, none is counted, and 0 stays 0.
+            self.reads_out = self.reads_out.saturating_sub(1);
             self.finish_oldest(base);
         }
         self.progress(base, now, before);
