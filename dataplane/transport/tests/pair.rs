@@ -416,3 +416,22 @@ fn completions_are_pulled_one_at_a_time() {
     assert_eq!(pair.a.wcs.len(), 1);
     assert!(!matches!(pair.a.qp.poll_completion(), Some(Completion::Wc(_))));
 }
+
+#[test]
+fn going_back_into_an_earlier_list() {
+    let mut pair = Pair::new(Setup { mtu: PathMtu::Mtu256, ..Setup::default() });
+    pair.a.buf.write(0, &pattern(1, 600));
+    let lists = [[pair.a.sge(0, 300), pair.a.sge(300, 300)], [pair.a.sge(0, 10), pair.a.sge(10, 590)]];
+    for (i, list) in lists.iter().enumerate() {
+        let write = pair.write_to_b(1000 * (i + 1));
+        pair.a.post(write, list, SendFlags::SIGNALED).expect("posts");
+    }
+    // The last packet of the first is lost; the sink stops in the middle of the second.
+    pair.drop_if(|_, _, number| number == 2);
+    pair.a.room = 5;
+    pair.run_for(10 * pair.delay_ns);
+    pair.a.room = usize::MAX;
+    pair.run();
+    assert_eq!(pair.a.done(), [(1, OK), (2, OK)]);
+    assert!(pair.b.buf.read(1000, 600) == pattern(1, 600) && pair.b.buf.read(2000, 600) == pattern(1, 600));
+}
