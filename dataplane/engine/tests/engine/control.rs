@@ -1,16 +1,18 @@
 //! The control side: what is refused, and how it is said.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferroce_engine::{Engine, EngineError, EngineEventKind};
+use ferroce_engine::{Engine, EngineError, EngineEventKind, WorkerCore};
 use ferroce_nic::Port;
+use ferroce_verbs::Service;
 use ferroce_verbs::error::VerbsErrorKind;
 use ferroce_verbs::{
     Access, AsyncEvent, CqId, Device, Gid, Lkey, PathMtu, PdId, QpModify, QpState, QpType, Qpn, VerbsError,
 };
 
-use crate::harness::{ALL, Jobs, Link, Node, config, ports, to_init, to_rtr, to_rts};
+use crate::harness::{ALL, Jobs, Link, Node, config, ports, to_init, to_rtr, to_rts, until};
 
 fn kind<T: std::fmt::Debug>(outcome: Result<T, VerbsError>) -> (VerbsErrorKind, String) {
     let error = outcome.expect_err("it must be refused");
@@ -199,6 +201,20 @@ fn news_of_the_device_become_events_and_snapshots() {
 }
 
 #[test]
+fn housekeeping_notices_that_the_peer_has_gone() {
+    for workers in [1, 2] {
+        let (node, peer) = alone(workers, 4500);
+        assert!(node.device.query_port(1).expect("port 1").active);
+        drop(peer);
+        let down = EngineEventKind::Async(AsyncEvent::PortErr);
+        let event = node.event("the port to go down", |e| e.kind == down);
+        assert_eq!((event.worker, event.detail), (None, None));
+        assert!(!node.device.query_port(1).expect("port 1").active);
+        node.stop();
+    }
+}
+
+#[test]
 fn a_bad_configuration_starts_nothing() {
     let start = |change: fn(&mut ferroce_engine::EngineConfig)| {
         let (mut port, _peer) = ports(1, 4500);
@@ -215,12 +231,30 @@ fn a_bad_configuration_starts_nothing() {
     assert!(start(|cfg| cfg.workers[0].core = Some(900)).contains("core 900 could not be pinned"));
 }
 
-/// A service that holds the loop until it is told to let go.
-struct Holder(std::sync::Arc<std::sync::atomic::AtomicBool>);
+/// A service that holds the loop until it is told to let go, and says when it does.
+struct Holder(Arc<Hold>);
 
-impl ferroce_verbs::Service<ferroce_engine::WorkerCore> for Holder {
-    fn poll(&mut self, _queues: &mut ferroce_engine::WorkerCore, _now_ns: u64) -> usize {
-        while self.0.load(std::sync::atomic::Ordering::Acquire) {
+#[derive(Default)]
+struct Hold {
+    hold: AtomicBool,
+    held: AtomicBool,
+}
+
+impl Hold {
+    fn begin(&self) {
+        self.held.store(false, Ordering::Release);
+        self.hold.store(true, Ordering::Release);
+        until("the worker to be held", || self.held.load(Ordering::Acquire).then_some(()));
+    }
+    fn end(&self) {
+        self.hold.store(false, Ordering::Release);
+    }
+}
+
+impl Service<WorkerCore> for Holder {
+    fn poll(&mut self, _queues: &mut WorkerCore, _now_ns: u64) -> usize {
+        while self.0.hold.load(Ordering::Acquire) {
+            self.0.held.store(true, Ordering::Release);
             std::thread::sleep(Duration::from_millis(1));
         }
         1
@@ -233,25 +267,25 @@ fn a_worker_that_hangs_is_named_and_its_stall_is_on_record() {
     let cfg = config("hang", 2, &port);
     let engine = Engine::<Holder>::start(cfg, port.take_queues()).expect("it starts");
     let device = engine.device();
-    let hold = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let hold = Arc::new(Hold::default());
     engine.add_service(1, Holder(hold.clone())).expect("a place");
+    hold.begin();
     let (timeout, text) = kind(device.create_cq(1, 8));
     assert_eq!(timeout, VerbsErrorKind::Timeout);
     assert!(text.contains("worker 1") && text.contains("stage services"), "{text}");
     device.create_cq(0, 8).expect("the other worker answers");
-    hold.store(false, std::sync::atomic::Ordering::Release);
-    crate::harness::until("the stall to be recorded", || {
+    hold.end();
+    until("the stall to be recorded", || {
         let stats = engine.stats();
         (stats.workers[1].counter("stalls") > 0).then_some(())
     });
     // The record is withdrawn with the command: the limit was not used up.
     device.create_cq(1, 8).expect("it answers again");
-    hold.store(true, std::sync::atomic::Ordering::Release);
-    std::thread::sleep(Duration::from_millis(20));
+    hold.begin();
     let error = engine.stop(Duration::from_millis(100)).expect_err("it hangs");
     assert!(
         matches!(error, EngineError::Hung { worker: 1, action: "stop", stage: "services", .. }),
         "{error}"
     );
-    hold.store(false, std::sync::atomic::Ordering::Release);
+    hold.end();
 }

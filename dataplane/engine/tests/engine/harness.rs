@@ -240,7 +240,8 @@ pub struct Link {
 
 impl Default for Link {
     fn default() -> Self {
-        Link { mtu: PathMtu::Mtu1024, timeout: 14, retry_cnt: 7 }
+        // About a second: a loaded machine takes a core away for longer than a tight timeout.
+        Link { mtu: PathMtu::Mtu1024, timeout: 18, retry_cnt: 7 }
     }
 }
 
