@@ -218,8 +218,8 @@ fn take(run_dir: &Path, name: &str) -> Result<Result<Lock, String>, ApiError> {
     Lock::take(&path).map_err(|error| io_error("lock", &path, &error))
 }
 
-/// A core for each worker. `auto` takes those that no other appliance of the run folder has; when there is none left the
-/// worker runs where the scheduler puts it, which is said.
+/// A core for each worker. `auto` takes those that no other appliance of the run folder has; when there is none left
+/// the worker runs where the scheduler puts it, which is said.
 fn choose_cores(
     config: &ApplianceConfig,
     claims: &mut Vec<Lock>,

@@ -1,9 +1,9 @@
 //! The control socket: decodes requests, has them carried out, answers, and sends events.
 //!
 //! Owns the connections. Runs on the one unpinned housekeeping thread, which it never leaves for longer than one
-//! command takes (device calls are bounded): batches of several clients are done in turn, a slice at a time, and between
-//! slices the port is looked after. Everything is bounded: clients, batches, messages, events that wait. A client that
-//! is slow, silent or talks nonsense is cut off with a reason; the others and the data plane do not notice.
+//! command takes (device calls are bounded): batches of several clients are done in turn, a slice at a time, and
+//! between slices the port is looked after. Everything is bounded: clients, batches, messages, events that wait. A
+//! client that is slow, silent or talks nonsense is cut off with a reason; the others and the data plane do not notice.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

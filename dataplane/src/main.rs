@@ -63,7 +63,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    // A reader of the log that goes away must not take the data plane with it.
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .log_internal_errors(false)
+        .init();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

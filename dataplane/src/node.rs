@@ -1,7 +1,7 @@
 //! [`Node`]: a running appliance as its housekeeping thread sees it.
 //!
-//! Owns the engine, the port, the arena, the objects of control and the tests. Invariant: everything here belongs to the
-//! one housekeeping thread; workers share nothing with it but the engine's mailboxes and counters. Made by
+//! Owns the engine, the port, the arena, the objects of control and the tests. Invariant: everything here belongs to
+//! the one housekeeping thread; workers share nothing with it but the engine's mailboxes and counters. Made by
 //! [`crate::assemble`], used by the control server, taken apart by `main`.
 
 use std::time::{Duration, Instant};

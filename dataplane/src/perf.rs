@@ -1,8 +1,8 @@
 //! Performance tests inside the appliance: puts services on workers and watches them.
 //!
-//! Owns the running and ended tests until control takes them away. Invariant: a running test's queue pair and region stay
-//! (destroying them says busy), and no queue pair has two tests. Called by the command handlers and by housekeeping.
-//! Never polls a queue itself.
+//! Owns the running and ended tests until control takes them away. Invariant: a running test's queue pair and region
+//! stay (destroying them says busy), and no queue pair has two tests. Called by the command handlers and by
+//! housekeeping. Never polls a queue itself.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -195,8 +195,8 @@ fn spec_error(error: service::SpecError) -> ApiError {
     ApiError::new(Code::Invalid, error.attribute, error.asked.to_string(), error.allowed)
 }
 
-/// A test that has moved its last message only waits for the acknowledgement of it: gives it the time to end by itself, so
-/// that nothing of it stays in flight and spoils the queue pair for the next one.
+/// A test that has moved its last message only waits for the acknowledgement of it: gives it the time to end by
+/// itself, so that nothing of it stays in flight and spoils the queue pair for the next one.
 fn await_last_completions(test: &Test, device: &SoftDevice) {
     let until = Instant::now() + LAST_WAIT;
     while let State::Running { done } = test.handle.state()

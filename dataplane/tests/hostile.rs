@@ -117,6 +117,49 @@ fn slow_and_silent_clients_are_cut_off() {
     );
 }
 
+/// A reader of the log that dies does not take the appliance with it.
+#[test]
+fn a_closed_log_harms_nobody() {
+    let mut pair = Pair::start("");
+    let mut a = pair.a.connect();
+    pair.a.stop_reading_the_log();
+    for _ in 0..5 {
+        drop(pair.a.connect());
+        let mut client = Client::raw(&pair.a.socket);
+        client.send_bytes(b"nonsense");
+        assert_eq!(client.bye().code, Code::Malformed);
+    }
+    assert_eq!(a.status().clients, 1);
+    pair.a.signal(rustix::process::Signal::TERM);
+    assert!(pair.a.wait().success());
+}
+
+/// SCALE-3: without descriptors for another connection those that are there are served, and later ones again.
+#[test]
+fn running_out_of_descriptors_is_survived() {
+    let (files, run) = (Folder::new(), Folder::new());
+    let enter = ["sh", "-c", "ulimit -n 40; exec \"$0\" \"$@\""].map(str::to_owned);
+    let text = config("fe0", ADDRESS_A, "[limits]\nmax_clients = 200\n");
+    let daemon = Daemon::start_inside(&enter, &files, &run.0, "fe0", &text);
+    let mut good = daemon.connect();
+    // More than it can take, fewer than would fill its queue of connections beside that.
+    let crowd: Vec<Client> = (0..40).map(|_| Client::raw(&daemon.socket)).collect();
+    let until = Instant::now() + PATIENCE;
+    while !daemon.log().contains("no connection can be accepted now") {
+        assert!(good.status().clients > 1);
+        assert!(Instant::now() < until, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    good.status();
+    drop(crowd);
+    let mut late = daemon.connect();
+    let until = Instant::now() + PATIENCE;
+    while late.status().clients != 2 {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Batches of one client do not starve another's.
 #[test]
 fn batches_take_turns() {

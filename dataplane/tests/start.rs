@@ -82,7 +82,8 @@ fn a_core_that_is_not_there_is_named() {
     assert_eq!(files.names(), ["fe0.toml"]);
 }
 
-/// Whatever pages there are: what is in use is said in the log and in the status, with the reason if it is not the best.
+/// Whatever pages there are: what is in use is said in the log and in the status, with the reason if it is not the
+/// best.
 #[test]
 fn pages_in_use_are_stated() {
     let (files, run) = (Folder::new(), Folder::new());

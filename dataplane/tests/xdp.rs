@@ -1,4 +1,5 @@
-//! Two `ferroced` processes on a veth pair by AF_XDP, in namespaces of the test's own. Needs root; says so where it lacks.
+//! Two `ferroced` processes on a veth pair by AF_XDP, in namespaces of the test's own. Needs root; says so where it
+//! lacks.
 
 mod common;
 #[allow(dead_code)]

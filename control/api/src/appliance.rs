@@ -1,13 +1,13 @@
 //! Messages between an appliance (`ferroced`) and its clients over a Unix SEQPACKET socket.
 //!
-//! One message is one packet: JSON, at most [`MAX_MESSAGE_BYTES`] bytes. A client connects and sends [`FromClient::Hello`]; the
-//! appliance answers [`FromAppliance::Hello`], or [`FromAppliance::Bye`] with an error that names both versions, and closes.
-//! Then the client sends [`Request`]s: a batch of at most [`MAX_BATCH`] commands, done in order; each has its own
-//! result in the [`Reply`], and a refused command does not stop the ones after it. Listings are paged: ask with the
-//! cursor of the last page until none comes back. A page ends early when the message is full, and a command whose answer
-//! has no room left in its reply is refused with [`crate::Code::TooBig`] without having been done, so a message always fits.
-//! After [`Command::Subscribe`] events arrive between replies, numbered without gaps; an event
-//! [`EventBody::Lost`] says that the client was too slow and how many it missed.
+//! One message is one packet: JSON, at most [`MAX_MESSAGE_BYTES`] bytes. A client connects and sends
+//! [`FromClient::Hello`]; the appliance answers [`FromAppliance::Hello`], or [`FromAppliance::Bye`] with an error that
+//! names both versions, and closes. Then the client sends [`Request`]s: a batch of at most [`MAX_BATCH`] commands,
+//! done in order; each has its own result in the [`Reply`], and a refused command does not stop the ones after it.
+//! Listings are paged: ask with the cursor of the last page until none comes back. A page ends early when the message
+//! is full, and a command whose answer has no room left in its reply is refused with [`crate::Code::TooBig`] without
+//! having been done, so a message always fits. After [`Command::Subscribe`] events arrive between replies, numbered
+//! without gaps; an event [`EventBody::Lost`] says that the client was too slow and how many it missed.
 //!
 //! JSON forms: enums are `{"variant": {…}}`, unknown keys are refused. Only the two hello messages and [`Bye`] ignore
 //! unknown keys, so that every future version can still refuse an old one in words.
@@ -48,7 +48,8 @@ pub const MAX_BATCH: usize = 64;
 /// Largest `limit` of a listing; 0 asks for this.
 pub const MAX_PAGE: u32 = 256;
 
-/// Room in a reply that one small answer may take; listings get what is left when as much is kept for each later command.
+/// Room in a reply that one small answer may take; listings get what is left when as much is kept for each later
+/// command.
 pub const RESULT_RESERVE_BYTES: usize = 1536;
 
 /// What a client wants to be.

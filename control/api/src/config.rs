@@ -113,7 +113,8 @@ pub struct WorkerConfig {
 pub struct PortConfig {
     /// Which wire.
     pub wire: WireConfig,
-    /// Addresses with prefix lengths. `shm`: at least one. `xdp`: empty means those of the interface, else a selection of them.
+    /// Addresses with prefix lengths. `shm`: at least one. `xdp`: empty means those of the interface, else a selection
+    /// of them.
     pub addresses: Vec<NetAddress>,
     /// MTU of a `shm` link in bytes, 352 ..= 65 520, the same on both sides; none: 9000. `xdp` has the interface's.
     pub mtu: Option<u32>,

@@ -1,8 +1,8 @@
 //! One connection of the control socket.
 //!
 //! Owns the descriptor, what waits to be sent and the batch in progress. Invariant: everything is bounded: at most one
-//! batch is in progress and nothing more is read until its reply has left; at most [`MAX_EVENTS`] events wait, later ones
-//! are counted and reported as lost. Called by the server on the housekeeping thread. Never blocks.
+//! batch is in progress and nothing more is read until its reply has left; at most [`MAX_EVENTS`] events wait, later
+//! ones are counted and reported as lost. Called by the server on the housekeeping thread. Never blocks.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,9 +1,9 @@
 //! The name of an appliance on the file system: its lock and its control socket.
 //!
 //! Owns `<run_dir>/<name>.lock` and `<run_dir>/<name>.sock` from [`Claim::new`] until it is dropped, which removes
-//! both. Invariant: whoever holds the lock is the only appliance of that name; a socket that is found is probed first and
-//! only replaced when nobody listens (it was left by a crash). The socket is 0600 from its first moment. Called once
-//! at start by `main`; [`recv`] and [`send`] by the control server.
+//! both. Invariant: whoever holds the lock is the only appliance of that name; a socket that is found is probed first
+//! and only replaced when nobody listens (it was left by a crash). The socket is 0600 from its first moment. Called
+//! once at start by `main`; [`recv`] and [`send`] by the control server.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, TryLockError};

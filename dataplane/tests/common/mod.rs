@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -64,6 +64,7 @@ pub struct Daemon {
     child: Child,
     pub socket: PathBuf,
     log: Arc<Mutex<String>>,
+    deaf: Arc<AtomicBool>,
 }
 
 pub fn command(config: &Path, run_dir: &Path) -> Process {
@@ -106,12 +107,17 @@ impl Daemon {
         let log = Arc::new(Mutex::new(String::new()));
         let stderr = child.stderr.take().expect("piped");
         let sink = log.clone();
+        let deaf = Arc::new(AtomicBool::new(false));
+        let stop_reading = deaf.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 sink.lock().unwrap().push_str(&(line + "\n"));
+                if stop_reading.load(Ordering::Relaxed) {
+                    return;
+                }
             }
         });
-        let mut daemon = Daemon { child, socket: run_dir.join(format!("{name}.sock")), log };
+        let mut daemon = Daemon { child, socket: run_dir.join(format!("{name}.sock")), log, deaf };
         let until = Instant::now() + PATIENCE;
         while !daemon.log().contains("ready") {
             if let Some(status) = daemon.child.try_wait().expect("wait") {
@@ -125,6 +131,10 @@ impl Daemon {
     }
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
+    }
+    /// Closes our end of its log after the next line.
+    pub fn stop_reading_the_log(&self) {
+        self.deaf.store(true, Ordering::Relaxed);
     }
     pub fn pid(&self) -> u32 {
         self.child.id()

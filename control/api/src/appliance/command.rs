@@ -344,8 +344,8 @@ pub enum Command {
         /// Which.
         id: PerfId,
     },
-    /// Stops one and forgets its result: [`Response::Perf`] with what was measured until now. What a test that is stopped
-    /// half-way has in flight stays with its queue pair: reset that before the next one.
+    /// Stops one and forgets its result: [`Response::Perf`] with what was measured until now. What a test that is
+    /// stopped half-way has in flight stays with its queue pair: reset that before the next one.
     PerfStop {
         /// Which.
         id: PerfId,

@@ -60,8 +60,8 @@ pub struct RemoteBuffer {
 
 /// A performance test, with perftest's meanings. Both sides are given the same but for role, queue pair and memory.
 ///
-/// The region must hold [`PerfSpec::region_bytes`]; `PerfStart` fills it, so start the server before the client. The queue
-/// pair must hold `depth` sends (latency: 2) and, for SEND, `rx_depth` receives; its completion queues as many.
+/// The region must hold [`PerfSpec::region_bytes`]; `PerfStart` fills it, so start the server before the client. The
+/// queue pair must hold `depth` sends (latency: 2) and, for SEND, `rx_depth` receives; its completion queues as many.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PerfSpec {
@@ -105,8 +105,8 @@ pub struct PerfSpec {
     /// Every message differs from the one before and is compared where it arrives. Slower.
     #[serde(default)]
     pub check_data: bool,
-    /// Fails when nothing happens for so long, 1 ..= 600 000. A server that only lets the client read or write is exempt:
-    /// it ends by `PerfStop`.
+    /// Fails when nothing happens for so long, 1 ..= 600 000. A server that only lets the client read or write is
+    /// exempt: it ends by `PerfStop`.
     #[serde(default = "default_deadline_ms")]
     pub deadline_ms: u32,
 }
@@ -150,8 +150,8 @@ impl PerfSpec {
         }
     }
 
-    /// Bytes that each side's region must hold at least: one message sent and one received, or with `check_data` as many
-    /// as may be outstanding, at most about 4 MiB each way.
+    /// Bytes that each side's region must hold at least: one message sent and one received, or with `check_data` as
+    /// many as may be outstanding, at most about 4 MiB each way.
     pub fn region_bytes(&self) -> u64 {
         let stride = u64::from(self.size_bytes).next_multiple_of(64).max(64);
         match self.check_data {
