@@ -466,6 +466,36 @@ fn numbers_that_do_not_fit_are_refused() {
     assert_eq!(decode_client(deep.as_bytes()).unwrap_err().code, Code::Malformed);
 }
 
+/// The fuzzer's seeds are real messages, so that it starts behind the first checks.
+#[test]
+fn seeds_of_the_fuzzer_are_taken() {
+    let folder =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dataplane/fuzz/corpus/ctl_request");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        match path.file_name().and_then(|name| name.to_str()) {
+            Some("hello" | "objects" | "connect" | "rest") => {
+                let message =
+                    decode_client(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                assert_eq!(decode_client(&encode(&message).unwrap()).unwrap(), message);
+            }
+            Some("reply" | "event") => {
+                let message: FromAppliance =
+                    decode(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                assert_eq!(decode::<FromAppliance>(&encode(&message).unwrap()).unwrap(), message);
+            }
+            // What a fuzzer found once: it only must not panic.
+            _ => {
+                let _ = (decode_client(&bytes), decode::<FromAppliance>(&bytes));
+            }
+        }
+        seen += 1;
+    }
+    assert!(seen >= 6, "{seen}");
+}
+
 /// A short specification is enough: the rest has perftest's defaults.
 #[test]
 fn perf_specs_have_defaults() {
