@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 
 use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy, Regions};
 use ferroce_mem::{Access, Lkey, MrInfo, Payload, PdId};
+use ferroce_transport::time::RNR_TIMER_NS;
 use ferroce_transport::{Completion, DropReason, Instant, Notice, Qp, QpCounter, Transmit};
 use ferroce_verbs::{AddressVector, PostError, QpInitAttr, QpModify, RecvWr, SendWr};
-use ferroce_wire::{Bth, Gid, Icrc, Packet, ParseError, Psn, Qpn, check_frame, emit, packet};
+use ferroce_wire::{Bth, Gid, Icrc, Packet, ParseError, Psn, Qpn, Syndrome, check_frame, emit, packet};
 
 use crate::checker::{Violation, ViolationKind};
 use crate::clock::Clock;
@@ -72,6 +73,8 @@ struct QpSlot {
     armed: Option<Instant>,
     /// Last request PSN that left, retransmissions included.
     last_sent: Option<Psn>,
+    /// The peer asked for this much patience by an RNR NAK; over when it answers anything else.
+    quiet_until: Option<Instant>,
 }
 
 /// An endpoint: addresses, memory, queue pairs.
@@ -206,7 +209,7 @@ impl World {
     pub fn add_qp(&mut self, endpoint: usize, qpn: Qpn, attr: &QpInitAttr) -> QpRef {
         let owner = &mut self.endpoints[endpoint];
         owner.by_qpn.insert(qpn.get(), owner.qps.len());
-        owner.qps.push(QpSlot { qp: Qp::new(qpn, attr), armed: None, last_sent: None });
+        owner.qps.push(QpSlot { qp: Qp::new(qpn, attr), armed: None, last_sent: None, quiet_until: None });
         QpRef { endpoint, index: owner.qps.len() - 1 }
     }
 
@@ -374,7 +377,10 @@ impl World {
         let owner = &mut self.endpoints[to];
         let taken = owner.qps[index].qp.handle_packet(now, &packet, &payload, owner.regions.memory());
         match taken {
-            Ok(()) => self.trace.add(now, to, Line::Packet(packet, What::Taken)),
+            Ok(()) => {
+                owner.qps[index].heard(now, &packet);
+                self.trace.add(now, to, Line::Packet(packet, What::Taken));
+            }
             Err(reason) => {
                 *self.dropped.entry(format!("{reason:?}")).or_default() += 1;
                 self.trace.add(now, to, Line::Packet(packet, What::Dropped(reason)));
@@ -519,8 +525,14 @@ impl World {
         };
         let slot = &mut self.endpoints[at.endpoint].qps[at.index];
         let mtu = slot.qp.path_mtu().map_or(0, |mtu| mtu.bytes());
+        let mut hasty = false;
         if !headers.bth.opcode.is_response() {
             slot.last_sent = Some(headers.bth.psn);
+            hasty = slot.quiet_until.is_some_and(|until| now < until);
+        }
+        if hasty {
+            self.violate(ViolationKind::BadFrame, format!("sent before the RNR time was over: {packet}"));
+            return;
         }
         if u32::from(packet.payload_len) > mtu {
             self.violate(ViolationKind::BadFrame, format!("more than the path MTU of {mtu}: {packet}"));
@@ -549,6 +561,22 @@ impl World {
         if slot.armed.is_none_or(|armed| when < armed) {
             slot.armed = Some(when);
             self.clock.at(when, Event::Timer(at));
+        }
+    }
+}
+
+impl QpSlot {
+    /// Notes what a response that was taken means for the right to send.
+    fn heard(&mut self, now: Instant, packet: &Packet) {
+        let bth = packet.headers.bth;
+        match packet.headers.ext.aeth.map(|aeth| aeth.syndrome) {
+            // One about an older packet, or one that only shows that READ data was lost, asks for nothing.
+            Some(Syndrome::RnrNak { timer }) if self.qp.info().una_psn == bth.psn => {
+                let wait = RNR_TIMER_NS[usize::from(timer)];
+                self.quiet_until.get_or_insert(now.after(wait));
+            }
+            _ if bth.opcode.is_response() => self.quiet_until = None,
+            _ => {}
         }
     }
 }
