@@ -89,29 +89,28 @@ pub struct OpcodeInfo {
     pub atomic_ack: bool,
     /// Payload lengths allowed.
     pub payload: PayloadRule,
+    /// Bytes of the extension headers, worked out when the table is compiled.
+    ext_bytes: u8,
 }
 
 impl OpcodeInfo {
     /// Bytes of the extension headers.
+    #[inline]
     pub const fn ext_bytes(&self) -> usize {
-        let headers: [(bool, usize); 8] = [
-            (self.deth, 8),
-            (self.reth, 16),
-            (self.atomic, 28),
-            (self.imm, 4),
-            (self.inv, 4),
-            (self.aeth, 4),
-            (self.atomic_ack, 8),
-            (matches!(self.service, Service::Cnp), 16),
-        ];
-        let (mut sum, mut rest): (usize, &[(bool, usize)]) = (0, &headers);
-        while let [(present, bytes), tail @ ..] = rest {
-            if *present {
-                sum = sum.wrapping_add(*bytes);
-            }
-            rest = tail;
-        }
-        sum
+        self.ext_bytes as usize
+    }
+
+    /// Runs at compile time only, where an overflow would be an error.
+    #[allow(clippy::arithmetic_side_effects)]
+    const fn sum_of_headers(&self) -> u8 {
+        8 * self.deth as u8
+            + 16 * self.reth as u8
+            + 28 * self.atomic as u8
+            + 4 * self.imm as u8
+            + 4 * self.inv as u8
+            + 4 * self.aeth as u8
+            + 8 * self.atomic_ack as u8
+            + 16 * matches!(self.service, Service::Cnp) as u8
     }
 }
 
@@ -135,14 +134,15 @@ macro_rules! opcodes {
             /// The table's row.
             #[inline]
             pub const fn info(self) -> OpcodeInfo {
-                match self { $(Opcode::$name => {
+                match self { $(Opcode::$name => const {
                     #[allow(unused_mut)]
                     let mut i = OpcodeInfo {
                         service: Service::$service, op: Op::$op, part: Part::$part,
                         deth: false, reth: false, atomic: false, imm: false, inv: false, aeth: false,
-                        atomic_ack: false, payload: PayloadRule::$payload,
+                        atomic_ack: false, payload: PayloadRule::$payload, ext_bytes: 0,
                     };
                     $(i.$ext = true;)*
+                    i.ext_bytes = i.sum_of_headers();
                     i
                 })* }
             }
