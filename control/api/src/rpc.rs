@@ -244,6 +244,8 @@ pub struct ResourceCursor {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DevResources {
+    /// Index, as in [`DevEntry`].
+    pub ifindex: u32,
     /// Name of the device.
     pub dev: String,
     /// Protection domains.

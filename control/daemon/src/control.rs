@@ -53,6 +53,12 @@ impl Control {
         &self.links
     }
 
+    /// Place of a link in the configuration: its `ifindex`.
+    pub fn index(&self, link: &Link) -> u32 {
+        let at = self.links.iter().position(|l| l.name() == link.name());
+        at.and_then(|at| u32::try_from(at).ok()).unwrap_or(u32::MAX)
+    }
+
     /// The appliance called `name`.
     ///
     /// # Errors

@@ -119,7 +119,8 @@ impl Client {
                 "client cut off"
             );
             let text = encode(&Response::new(None, Err(error)));
-            let _ = self.write(&text).await;
+            // Best effort: one that does not read must not hold the task for another deadline.
+            let _ = self.stream.try_write(&text);
         }
     }
 

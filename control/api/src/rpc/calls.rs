@@ -5,7 +5,9 @@
 use ferroce_wire::{Gid, PathMtu, Psn, Qpn, Rkey};
 use serde::{Deserialize, Serialize};
 
-use crate::appliance::{Access, CqHandle, Lkey, Modify, PdHandle, QpCap, QpEntry, QpType, Stats};
+use crate::appliance::{
+    Access, AddressVector, CqHandle, Lkey, Modify, PathQuery, PdHandle, QpCap, QpEntry, QpType, Stats,
+};
 use crate::error::ApiError;
 use crate::ids::{self, Owner};
 
@@ -13,6 +15,8 @@ use crate::ids::{self, Owner};
 pub const STATISTIC: &str = "statistic";
 /// `qp_query`. Params: [`QpParams`]. Result: [`QpEntry`].
 pub const QP_QUERY: &str = "qp_query";
+/// `path_resolve`. Params: [`PathResolveParams`]. Result: [`AddressVector`].
+pub const PATH_RESOLVE: &str = "path_resolve";
 /// `connect`. Params: [`ConnectParams`]. Result: [`ConnectResult`].
 pub const CONNECT: &str = "connect";
 /// `disconnect`: undoes a `connect` on both devices. Params: [`QpParams`] of either side. Result: [`DisconnectResult`].
@@ -53,7 +57,7 @@ pub const CHANGES: [&str; 12] = [
 ];
 
 /// All methods that only read.
-pub const READS: [&str; 7] = [
+pub const READS: [&str; 8] = [
     super::GET_METHODS,
     super::GET_VERSION,
     super::STATUS,
@@ -61,6 +65,7 @@ pub const READS: [&str; 7] = [
     super::RESOURCE_SHOW,
     STATISTIC,
     QP_QUERY,
+    PATH_RESOLVE,
 ];
 
 /// What control writes into the owner blob of a queue pair, as JSON: how a restarted control knows its own.
@@ -88,9 +93,24 @@ impl OwnerBlob {
     }
 }
 
+/// A path to resolve.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathResolveParams {
+    /// Device that the path begins at.
+    pub dev: String,
+    /// Where to.
+    pub path: PathQuery,
+}
+
+/// What [`PATH_RESOLVE`] answers.
+pub type PathResolveResult = AddressVector;
+
 /// Counters of one device, or why there are none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DevStatistic {
+    /// Index, as in [`super::DevEntry`].
+    pub ifindex: u32,
     /// Name.
     pub dev: String,
     /// Counters.

@@ -32,15 +32,15 @@ pub(super) async fn statistic(control: &Control, params: DevParams) -> Result<St
             Ok(other) => (None, Some(link.unexpected(&other))),
             Err(error) => (None, Some(error)),
         };
-        devs.push(DevStatistic { dev: link.name().to_owned(), stats, error });
+        devs.push(DevStatistic { ifindex: control.index(link), dev: link.name().to_owned(), stats, error });
     }
     Ok(StatisticResult { devs })
 }
 
 pub(super) async fn list(control: &Control) -> DevListResult {
     let mut devs = Vec::new();
-    for (index, link) in (0u32..).zip(control.links()) {
-        devs.push(entry(index, link).await);
+    for link in control.links() {
+        devs.push(entry(control.index(link), link).await);
     }
     DevListResult { devs }
 }

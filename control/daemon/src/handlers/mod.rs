@@ -71,6 +71,7 @@ pub async fn call(
         }
         rpc::STATISTIC => value(dev::statistic(control, parse(params)?).await?),
         rpc::RESOURCE_SHOW => value(resource::show(control, caller, parse(params)?).await?),
+        rpc::PATH_RESOLVE => value(object::path_resolve(control, parse(params)?).await?),
         rpc::QP_QUERY => value(object::qp_query(control, &parse(params)?).await?),
         rpc::QP_CREATE => value(object::qp_create(control, caller, parse(params)?).await?),
         rpc::QP_MODIFY => value(object::qp_modify(control, parse(params)?).await?),

@@ -4,10 +4,10 @@
 
 use ferroce_api::ApiError;
 use ferroce_api::Code;
-use ferroce_api::appliance::{Command, QpEntry, QpSpec, Response};
+use ferroce_api::appliance::{AddressVector, Command, QpEntry, QpSpec, Response};
 use ferroce_api::rpc::{
-    CqCreateParams, CqParams, CqResult, MrCreateParams, MrParams, MrResult, OwnerBlob, PdCreateParams,
-    PdParams, PdResult, QpCreateParams, QpModifyParams, QpParams, QpResult,
+    CqCreateParams, CqParams, CqResult, MrCreateParams, MrParams, MrResult, OwnerBlob, PathResolveParams,
+    PdCreateParams, PdParams, PdResult, QpCreateParams, QpModifyParams, QpParams, QpResult,
 };
 
 use crate::control::{Caller, Control};
@@ -108,6 +108,17 @@ pub(super) async fn qp_query(control: &Control, params: &QpParams) -> Result<Box
 pub(super) async fn query(link: &Link, qpn: ferroce_wire::Qpn) -> Result<Box<QpEntry>, ApiError> {
     match link.one(Command::QueryQp { qpn }).await? {
         Response::QpInfo(entry) => Ok(entry),
+        other => Err(link.unexpected(&other)),
+    }
+}
+
+pub(super) async fn path_resolve(
+    control: &Control,
+    params: PathResolveParams,
+) -> Result<AddressVector, ApiError> {
+    let link = control.link(&params.dev)?;
+    match link.one(Command::ResolvePath(params.path)).await? {
+        Response::Path(av) => Ok(av),
         other => Err(link.unexpected(&other)),
     }
 }

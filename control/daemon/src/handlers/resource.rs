@@ -29,7 +29,11 @@ pub(super) async fn show(
     let mut devs = Vec::new();
     let mut pages = 0;
     for link in links {
-        let mut resources = DevResources { dev: link.name().to_owned(), ..DevResources::default() };
+        let mut resources = DevResources {
+            ifindex: control.index(link),
+            dev: link.name().to_owned(),
+            ..DevResources::default()
+        };
         loop {
             if pages == PAGES_PER_ANSWER {
                 devs.push(resources);

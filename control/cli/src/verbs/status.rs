@@ -1,0 +1,140 @@
+//! `status`: control and appliances at one glance. Every fallback in use is named, with its reason and its way out.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use ferroce_api::appliance::{Fallback, IcrcMode, Status};
+use ferroce_api::rpc::{self, DevParams, StatusResult};
+
+use super::ending;
+use crate::args::Global;
+use crate::client::Client;
+use crate::fail::Fail;
+use crate::print::Printer;
+
+/// `status [DEV]`.
+pub fn show(global: &Global, printer: &Printer, dev: Option<String>) -> Result<ExitCode, Fail> {
+    let result: StatusResult = Client::open_reading(global)?.call(rpc::STATUS, &DevParams { dev })?;
+    if printer.json {
+        printer.value(&result)?;
+    } else {
+        printer.text(&text(&result, printer.details))?;
+    }
+    let away: Vec<_> = result.devs.iter().filter_map(|d| Some((d.dev.clone(), d.error.clone()?))).collect();
+    Ok(ending(&away))
+}
+
+fn text(result: &StatusResult, details: bool) -> String {
+    let mut out = String::new();
+    let control = &result.control;
+    // Writing to a String can't fail, so results are dropped here and below.
+    let _ =
+        writeln!(out, "ferroce-ctld {}: pid {}, protocol {}", control.version, control.pid, control.protocol);
+    if details {
+        for counter in &result.counters {
+            let _ = writeln!(out, "    {} {}", counter.name, counter.value);
+        }
+    }
+    if result.devs.is_empty() {
+        let _ = writeln!(out, "no appliance is configured; see ferroce-ctld --help");
+    }
+    for dev in &result.devs {
+        match (&dev.status, &dev.error) {
+            (Some(status), _) => appliance(&mut out, status, details),
+            (None, Some(error)) => {
+                let _ = writeln!(out, "{}: AWAY: {error}", dev.dev);
+            }
+            (None, None) => {
+                let _ = writeln!(out, "{}: AWAY", dev.dev);
+            }
+        }
+    }
+    out
+}
+
+fn appliance(out: &mut String, status: &Status, details: bool) {
+    let _ = writeln!(
+        out,
+        "{}: ferroced {}: pid {}, up {:.1} s",
+        status.dev,
+        status.program,
+        status.pid,
+        status.uptime_ms as f64 / 1000.0
+    );
+    for port in &status.ports {
+        let link = if port.link_up { "ACTIVE" } else { "DOWN" };
+        let _ = writeln!(
+            out,
+            "    port {}: {link}, {} {} ({}), mac {}, mtu {}, queues {}",
+            port.port, port.kind, port.attached_to, port.mode, port.mac, port.mtu, port.queues
+        );
+        let _ = writeln!(out, "        addresses {}", port.addresses.join(", "));
+        if details {
+            let _ = writeln!(out, "        caps {}", port.caps.join(", "));
+            for counter in &port.counters {
+                let _ = writeln!(out, "        {} {}", counter.name, counter.value);
+            }
+        }
+    }
+    let memory = &status.memory;
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let _ = writeln!(
+        out,
+        "    memory: {:.1} of {:.1} MiB in use, {}",
+        mib(memory.used_bytes),
+        mib(memory.bytes),
+        memory.pages
+    );
+    for worker in &status.workers {
+        let core = worker.core.map_or("not pinned".to_owned(), |core| format!("core {core}"));
+        let total = worker.busy_ns.saturating_add(worker.idle_ns).max(1);
+        let _ = writeln!(
+            out,
+            "    worker {}: {core}, {}, busy {:.1}%, sleeps {}, stalls {}",
+            worker.worker,
+            worker.idle,
+            worker.busy_ns as f64 * 100.0 / total as f64,
+            worker.sleeps,
+            worker.stalls
+        );
+    }
+    let list = |counters: &[ferroce_api::appliance::Counter]| {
+        counters.iter().map(|c| format!("{} {}", c.name, c.value)).collect::<Vec<_>>().join(", ")
+    };
+    let _ =
+        writeln!(out, "    objects: {}; measurements running {}", list(&status.objects), status.perf_running);
+    if !status.drops.is_empty() {
+        let _ = writeln!(out, "    drops: {}", list(&status.drops));
+    }
+    if status.icrc == IcrcMode::Off {
+        let _ = writeln!(out, "    ICRC NOT CHECKED: diagnosis mode, not for real data");
+    }
+    for fallback in fallbacks(status) {
+        let _ = writeln!(
+            out,
+            "    FALLBACK: wanted {}, got {}: {}; {}",
+            fallback.wanted, fallback.got, fallback.reason, fallback.hint
+        );
+    }
+}
+
+/// Every fallback of an appliance: its own, its memory's, its ports'.
+pub fn fallbacks(status: &Status) -> impl Iterator<Item = &Fallback> {
+    status
+        .fallbacks
+        .iter()
+        .chain(status.memory.fallback.iter())
+        .chain(status.ports.iter().flat_map(|port| port.fallbacks.iter()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recorded_status_reads_as_it_should() {
+        let result: StatusResult =
+            serde_json::from_str(include_str!("../../testdata/status.json")).expect("a recorded answer");
+        assert_eq!(text(&result, false), include_str!("../../testdata/status.txt"));
+    }
+}
