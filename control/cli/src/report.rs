@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::args::Global;
 use crate::fail::Fail;
 use crate::print::Printer;
-use crate::verbs::status::fallbacks;
+use crate::verbs::status::{fallback_text, fallbacks};
 
 /// Version of the data; it only grows within one.
 const SCHEMA: u32 = 1;
@@ -240,11 +240,7 @@ fn text(report: &Report) -> String {
         out.push_str(&format!("{key}: {value}\n"));
     }
     for entry in &report.fallbacks {
-        let f = &entry.fallback;
-        out.push_str(&format!(
-            "FALLBACK {}: wanted {}, got {}: {}; {}\n",
-            entry.dev, f.wanted, f.got, f.reason, f.hint
-        ));
+        out.push_str(&format!("FALLBACK {}: {}\n", entry.dev, fallback_text(&entry.fallback)));
     }
     out.push('\n');
     for line in table.to_string().lines() {

@@ -277,7 +277,7 @@ impl Keeper {
             match receive(&self.name, &socket).await? {
                 FromAppliance::Hello(reply) if reply.version == VERSION => Ok(reply),
                 FromAppliance::Hello(reply) => Err(self.version(reply.version)),
-                FromAppliance::Bye(Bye { error }) => Err(error),
+                FromAppliance::Bye(Bye { error }) => Err(self.error(error.code, error.to_string())),
                 FromAppliance::Reply(_) | FromAppliance::Event(_) => {
                     Err(self.error(Code::Malformed, "the first message was no hello"))
                 }

@@ -110,12 +110,19 @@ fn appliance(out: &mut String, status: &Status, details: bool) {
         let _ = writeln!(out, "    ICRC NOT CHECKED: diagnosis mode, not for real data");
     }
     for fallback in fallbacks(status) {
-        let _ = writeln!(
-            out,
-            "    FALLBACK: wanted {}, got {}: {}; {}",
-            fallback.wanted, fallback.got, fallback.reason, fallback.hint
-        );
+        let _ = writeln!(out, "    FALLBACK: {}", fallback_text(fallback));
     }
+}
+
+/// A fallback in one line.
+pub fn fallback_text(fallback: &Fallback) -> String {
+    let Fallback { wanted, got, reason, hint } = fallback;
+    let mut text = format!("wanted {wanted}, got {got}: {reason}");
+    let way_out = if hint.is_empty() { "" } else { "; " };
+    text.push_str(way_out);
+    text.push_str(hint);
+    text.truncate(text.trim_end_matches([';', ' ']).len());
+    text
 }
 
 /// Every fallback of an appliance: its own, its memory's, its ports'.

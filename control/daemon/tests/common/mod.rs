@@ -146,7 +146,7 @@ pub fn ctld_ready(run_dir: &Path, extra: &[&str]) -> Process {
 }
 
 /// A program of the workspace, built as this test was.
-pub fn program(package: &str, name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<std::sync::Mutex<Vec<String>>> = OnceLock::new();
     let own = Path::new(env!("CARGO_BIN_EXE_ferroce-ctld"));
     let path = own.with_file_name(name);
@@ -155,14 +155,16 @@ pub fn program(package: &str, name: &str) -> PathBuf {
     if built.iter().any(|b| b == name) {
         return path;
     }
+    // The whole workspace is selected so that features are those of a test run of the whole workspace: selecting one
+    // package would build its dependencies anew, there and back again.
     let mut command = Command::new(env!("CARGO"));
-    command.args(["build", "--quiet", "-p", package, "--bin", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.args(["build", "--quiet", "--workspace", "--bin", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
     if own.parent().is_some_and(|dir| dir.ends_with("release")) {
         command.arg("--release");
     }
     // Target folder and flags come with the environment that cargo gave this test.
     let status = command.status().expect("cargo");
-    assert!(status.success(), "cargo build -p {package} failed");
+    assert!(status.success(), "cargo build --bin {name} failed");
     built.push(name.to_owned());
     path
 }
