@@ -1,11 +1,13 @@
 //! Services end to end: two engines joined by shared memory, real queue pairs, real frames.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ferroce_engine::housekeeping::netdev_of;
 use ferroce_engine::{
-    Engine, EngineConfig, IcrcMode, IdlePolicy, PathRequest, ServiceId, SoftDevice, WorkerConfig,
+    Engine, EngineConfig, IcrcMode, IdlePolicy, PathRequest, ServiceId, SoftDevice, WorkerConfig, WorkerCore,
     address_vector,
 };
 use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy};
@@ -17,14 +19,65 @@ use ferroce_services::{
 };
 use ferroce_verbs::{
     Access, ClassId, CqId, Device, Gid, InitAttrs, MrKeys, PathMtu, PdId, Pkey, Psn, Qkey, QpCap, QpInitAttr,
-    QpModify, QpType, Qpn, RemoteAddr, RtrAttrs, RtsAttrs, WcStatus,
+    QpModify, QpType, Qpn, RemoteAddr, RtrAttrs, RtsAttrs, Service, WcStatus,
 };
+
+/// The system's allocator, counting per thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a thread-local without a destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // A service that frees is as wrong as one that allocates.
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as above.
+        unsafe { System.dealloc(place, layout) };
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A service that knows how often it allocated or freed on its worker.
+struct Watched {
+    service: AnyService,
+    allocations: u64,
+    polls: u64,
+}
+
+impl From<AnyService> for Watched {
+    fn from(service: AnyService) -> Self {
+        Watched { service, allocations: 0, polls: 0 }
+    }
+}
+
+impl Service<WorkerCore> for Watched {
+    fn poll(&mut self, queues: &mut WorkerCore, now_ns: u64) -> usize {
+        let before = ALLOCATIONS.get();
+        let work = self.service.poll(queues, now_ns);
+        self.allocations += ALLOCATIONS.get() - before;
+        self.polls += 1;
+        work
+    }
+    fn finished(&self) -> bool {
+        <AnyService as Service<WorkerCore>>::finished(&self.service)
+    }
+}
 
 /// Longest that anything here may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Side {
-    engine: Engine<AnyService>,
+    engine: Engine<Watched>,
     device: SoftDevice,
     port: Mutex<ShmPort>,
     gid: Gid,
@@ -76,6 +129,17 @@ impl World {
 }
 
 impl Side {
+    fn add(&self, worker: u8, service: impl Into<AnyService>) -> ServiceId {
+        self.engine.add_service(worker, service.into().into()).unwrap()
+    }
+
+    /// Takes a service back. From its first poll to its last one it must not have touched the allocator.
+    fn remove(&self, id: ServiceId) {
+        let watched = self.engine.remove_service(id).unwrap();
+        assert!(watched.polls > 0);
+        assert_eq!(watched.allocations, 0, "allocated or freed on the worker in {} polls", watched.polls);
+    }
+
     fn end(&self, worker: u8, (sends, receives, inline): (u32, u32, u32), bytes: u64) -> End {
         let arena = ArenaConfig { bytes, pages: PagePolicy::Normal, numa_node: None };
         let block = Arc::new(Arena::new(arena).unwrap().0.alloc(bytes as usize, 64).unwrap());
@@ -180,9 +244,9 @@ impl World {
             remote_rkey: peer.keys.rkey,
         };
         let (service, serving) = PerfService::new(server, ends(&b, &a, b_memory)).unwrap();
-        let b_id = self.server.engine.add_service(worker, service.into()).unwrap();
+        let b_id = self.server.add(worker, service);
         let (service, asking) = PerfService::new(client, ends(&a, &b, a_memory)).unwrap();
-        let a_id = self.client.engine.add_service(worker, service.into()).unwrap();
+        let a_id = self.client.add(worker, service);
         let asked = wait(&asking);
         if server.is_passive() || server.duration_ns.is_some() || asked.is_err() {
             serving.stop();
@@ -193,8 +257,8 @@ impl World {
     }
 
     fn finish(&self, (a, a_id): (End, ServiceId), (b, b_id): (End, ServiceId)) {
-        self.client.engine.remove_service(a_id).unwrap();
-        self.server.engine.remove_service(b_id).unwrap();
+        self.client.remove(a_id);
+        self.server.remove(b_id);
         self.client.drop_end(a);
         self.server.drop_end(b);
     }
@@ -214,10 +278,10 @@ impl World {
         };
         let server = PingPongSpec { role: Role::Server, ..spec };
         let (service, serving) = PingPongService::new(server, ends(&b)).unwrap();
-        let b_id = self.server.engine.add_service(0, service.into()).unwrap();
+        let b_id = self.server.add(0, service);
         let client = PingPongSpec { role: Role::Client, ..spec };
         let (service, asking) = PingPongService::new(client, ends(&a)).unwrap();
-        let a_id = self.client.engine.add_service(0, service.into()).unwrap();
+        let a_id = self.client.add(0, service);
         let reports = (wait(&asking).unwrap(), wait(&serving).unwrap());
         self.finish((a, a_id), (b, b_id));
         reports
@@ -380,11 +444,11 @@ fn a_peer_that_is_not_there_fails_in_bounded_time() {
         remote_rkey: ferroce_verbs::Rkey(0),
     };
     let (service, handle) = PerfService::new(spec, ends).unwrap();
-    let id = world.client.engine.add_service(0, service.into()).unwrap();
+    let id = world.client.add(0, service);
     let error = wait(&handle).unwrap_err();
     assert_eq!(error.status(), Some(WcStatus::RetryExcErr), "{error}");
     assert_eq!((error.wr_id(), error.qpn, error.done), (Some(0), end.qpn, 0));
-    world.client.engine.remove_service(id).unwrap();
+    world.client.remove(id);
     world.client.drop_end(end);
 }
 
@@ -413,12 +477,19 @@ fn a_server_without_a_client_stalls_out_or_stops() {
         if stop {
             handle.stop();
         }
-        let id = world.server.engine.add_service(0, service.into()).unwrap();
+        let id = world.server.add(0, service);
         match wait(&handle) {
             Ok(report) => assert!(stop && report.stopped && report.messages == 0),
             Err(error) => assert!(!stop && matches!(error.fault, Fault::Stalled { .. }), "{error}"),
         }
-        world.server.engine.remove_service(id).unwrap();
+        world.server.remove(id);
     }
     world.server.drop_end(end);
+}
+
+#[test]
+fn the_allocator_counts() {
+    let before = ALLOCATIONS.get();
+    drop(std::hint::black_box(Box::new(7u64)));
+    assert_eq!(ALLOCATIONS.get() - before, 2, "one allocation and one free");
 }

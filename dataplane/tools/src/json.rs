@@ -115,7 +115,7 @@ impl PlaneJson {
 /// Prints one object on one line.
 pub fn print(value: &impl Serialize) {
     match serde_json::to_string(value) {
-        Ok(text) => println!("{text}"),
+        Ok(text) => crate::out::say!("{text}"),
         Err(error) => eprintln!("JSON: {error}"),
     }
 }

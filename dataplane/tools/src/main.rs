@@ -9,6 +9,7 @@ mod destination;
 mod fail;
 mod json;
 mod net;
+mod out;
 mod perf;
 mod pingpong;
 mod plane;

@@ -163,14 +163,14 @@ impl Session<'_> {
             gid: self.plane.gid(self.args.gid_idx, like)?,
         };
         if !self.args.json {
-            println!("{}", own.describe("local"));
+            crate::out::say!("{}", own.describe("local"));
         }
         Ok(own)
     }
 
     fn connect(&self, own: &Destination, remote: &Destination) -> Outcome<Connection> {
         if !self.args.json {
-            println!("{}", remote.describe("remote"));
+            crate::out::say!("{}", remote.describe("remote"));
         }
         let connection = Connection {
             qpn: own.qpn,
@@ -299,8 +299,8 @@ fn tell(
         });
     } else {
         let seconds = usec / 1e6;
-        println!("{} bytes in {seconds:.2} seconds = {mbit_per_s:.2} Mbit/sec", report.bytes);
-        println!("{} iters in {seconds:.2} seconds = {usec_per_iter:.2} usec/iter", report.messages);
+        crate::out::say!("{} bytes in {seconds:.2} seconds = {mbit_per_s:.2} Mbit/sec", report.bytes);
+        crate::out::say!("{} iters in {seconds:.2} seconds = {usec_per_iter:.2} usec/iter", report.messages);
         if report.checked > 0 {
             eprintln!("data of {} messages compared: all right", report.checked);
         }

@@ -353,6 +353,33 @@ fn two_sides_that_disagree_are_both_told() {
     assert_eq!(server.end().status.code(), Some(1));
 }
 
+#[test]
+fn a_client_that_cannot_go_on_tells_the_server_why() {
+    let place = Place::new();
+    let server = place.spawn("perf send-lat", "");
+    let client = place.spawn("perf send-lat", "-m 4096 --netdev-mtu 1500 127.0.0.1").end();
+    assert_eq!(client.status.code(), Some(2), "{}", text(&client));
+    let server = server.end();
+    assert_eq!(server.status.code(), Some(1));
+    for output in [&client, &server] {
+        assert!(
+            text(output).contains("path MTU: asked 4096") && text(output).contains("largest 1024"),
+            "{}",
+            text(output)
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_panic() {
+    let place = Place::new();
+    let mut server = place.spawn("pingpong", "-n 10");
+    drop(server.0.as_mut().unwrap().stdout.take());
+    let output = server.end();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!text(&output).contains("panicked"), "{}", text(&output));
+}
+
 fn connect(port: u16) -> TcpStream {
     let deadline = Instant::now() + LIMIT;
     loop {

@@ -86,7 +86,7 @@ fn side(name: &str, end: &RdmaEnd, op: PerfOp) -> String {
 
 /// Header text, from the title to the column heads.
 pub fn header(spec: &PerfSpec, facts: &Facts<'_>) {
-    println!("{}", header_text(spec, facts));
+    crate::out::say!("{}", header_text(spec, facts));
 }
 
 fn header_text(spec: &PerfSpec, facts: &Facts<'_>) -> String {

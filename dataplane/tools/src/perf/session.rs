@@ -33,14 +33,18 @@ fn open_plane(args: &PerfArgs, transport: Transport, role: Role) -> Outcome<Opti
     }
 }
 
-fn backend(
-    args: &PerfArgs,
-    transport: Transport,
-    role: Role,
-    plane: Option<Plane>,
-    peer: &Peer,
-) -> Outcome<Backend> {
-    let kernel = match (transport, plane) {
+/// What runs the tests. Where it cannot, the peer, which waits for an endpoint, is told why.
+fn backend(args: &PerfArgs, role: Role, plane: Option<Plane>, peer: &mut Peer) -> Outcome<Backend> {
+    let made = make_backend(args, role, plane, peer);
+    if let Err(error) = &made {
+        // If the peer is gone as well, our own reason is the one that counts.
+        let _ = talk::say(peer, &Message::Failed { error: error.to_string() });
+    }
+    made
+}
+
+fn make_backend(args: &PerfArgs, role: Role, plane: Option<Plane>, peer: &Peer) -> Outcome<Backend> {
+    let kernel = match (args.transport(), plane) {
         (Transport::Rdma, Some(plane)) => {
             return Ok(Backend::Rdma(Box::new(rdma::Rdma::new(plane, args, peer.remote_ip()?)?)));
         }
@@ -49,13 +53,8 @@ fn backend(
         (Transport::Udp, _) => Kernel::Udp,
     };
     let (local, remote) = (peer.local_ip()?, peer.remote_ip()?);
-    Ok(Backend::Socket(Box::new(Socket {
-        kernel,
-        local,
-        remote,
-        core: args.plane.core_for(role)?,
-        test: None,
-    })))
+    let core = args.plane.core_for(role)?;
+    Ok(Backend::Socket(Box::new(Socket { kernel, local, remote, core, test: None })))
 }
 
 fn hello(args: &PerfArgs) -> Hello {
@@ -134,7 +133,7 @@ fn server(args: &PerfArgs) -> Outcome<Option<Plane>> {
     let listener = net::listen(args.port)?;
     let plane = open_plane(args, args.transport(), Role::Server)?;
     if !args.json {
-        println!(
+        crate::out::say!(
             "\n************************************\n* Waiting for client to connect... *\n************************************"
         );
     }
@@ -151,7 +150,7 @@ fn server(args: &PerfArgs) -> Outcome<Option<Plane>> {
         return Err(Fail::failed(format!("client {}: {error}", peer.name())));
     }
     answered?;
-    let backend = backend(args, args.transport(), Role::Server, plane, &peer)?;
+    let backend = backend(args, Role::Server, plane, &mut peer)?;
     Session { args, hello, role: Role::Server, peer, backend, titled: false }.whole()
 }
 
@@ -161,7 +160,7 @@ fn client(args: &PerfArgs, host: &str) -> Outcome<Option<Plane>> {
     let mut peer = Peer::new(net::connect(host, args.port, wait)?)?;
     let hello = hello(args);
     talk::ask(&mut peer, &hello, STEP_LIMIT)?;
-    let backend = backend(args, args.transport(), Role::Client, plane, &peer)?;
+    let backend = backend(args, Role::Client, plane, &mut peer)?;
     Session { args, hello, role: Role::Client, peer, backend, titled: false }.whole()
 }
 
@@ -184,7 +183,7 @@ impl Session<'_> {
             }
         }
         if !self.args.json {
-            println!("{}", print::RULE);
+            crate::out::say!("{}", print::RULE);
         }
         Ok(match self.backend {
             Backend::Rdma(rdma) => Some(rdma.into_plane()),
@@ -353,7 +352,7 @@ impl Session<'_> {
         if self.args.json {
             json::print(&print::row(report, &self.facts(remote)));
         } else if self.role == Role::Client {
-            println!("{}", print::line(report, self.args));
+            crate::out::say!("{}", print::line(report, self.args));
         }
     }
 }
