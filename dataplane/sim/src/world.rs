@@ -73,8 +73,8 @@ struct QpSlot {
     armed: Option<Instant>,
     /// Last request PSN that left, retransmissions included.
     last_sent: Option<Psn>,
-    /// The peer asked for this much patience by an RNR NAK; over when it answers anything else.
-    quiet_until: Option<Instant>,
+    /// The peer asked by an RNR NAK for patience until then, as long as this PSN stays the oldest unacknowledged one.
+    quiet: Option<(Instant, Psn)>,
 }
 
 /// An endpoint: addresses, memory, queue pairs.
@@ -209,7 +209,7 @@ impl World {
     pub fn add_qp(&mut self, endpoint: usize, qpn: Qpn, attr: &QpInitAttr) -> QpRef {
         let owner = &mut self.endpoints[endpoint];
         owner.by_qpn.insert(qpn.get(), owner.qps.len());
-        owner.qps.push(QpSlot { qp: Qp::new(qpn, attr), armed: None, last_sent: None, quiet_until: None });
+        owner.qps.push(QpSlot { qp: Qp::new(qpn, attr), armed: None, last_sent: None, quiet: None });
         QpRef { endpoint, index: owner.qps.len() - 1 }
     }
 
@@ -528,7 +528,8 @@ impl World {
         let mut hasty = false;
         if !headers.bth.opcode.is_response() {
             slot.last_sent = Some(headers.bth.psn);
-            hasty = slot.quiet_until.is_some_and(|until| now < until);
+            let una = slot.qp.info().una_psn;
+            hasty = slot.quiet.is_some_and(|(until, psn)| psn == una && now < until);
         }
         if hasty {
             self.violate(ViolationKind::BadFrame, format!("sent before the RNR time was over: {packet}"));
@@ -566,17 +567,19 @@ impl World {
 }
 
 impl QpSlot {
-    /// Notes what a response that was taken means for the right to send.
+    /// Notes an RNR NAK that was taken. One about an older packet, or one that only shows that READ data was lost, asks
+    /// for nothing.
     fn heard(&mut self, now: Instant, packet: &Packet) {
-        let bth = packet.headers.bth;
-        match packet.headers.ext.aeth.map(|aeth| aeth.syndrome) {
-            // One about an older packet, or one that only shows that READ data was lost, asks for nothing.
-            Some(Syndrome::RnrNak { timer }) if self.qp.info().una_psn == bth.psn => {
-                let wait = RNR_TIMER_NS[usize::from(timer)];
-                self.quiet_until.get_or_insert(now.after(wait));
-            }
-            _ if bth.opcode.is_response() => self.quiet_until = None,
-            _ => {}
+        let psn = packet.headers.bth.psn;
+        let Some(Syndrome::RnrNak { timer }) = packet.headers.ext.aeth.map(|aeth| aeth.syndrome) else {
+            return;
+        };
+        if self.qp.info().una_psn != psn {
+            return;
+        }
+        // Another for the same packet, as duplicates bring, need not make the wait longer.
+        if self.quiet.is_none_or(|(until, of)| of != psn || until <= now) {
+            self.quiet = Some((now.after(RNR_TIMER_NS[usize::from(timer)]), psn));
         }
     }
 }
