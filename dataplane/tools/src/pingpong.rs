@@ -305,7 +305,7 @@ fn tell(
             eprintln!("data of {} messages compared: all right", report.checked);
         }
         if !report.last_acknowledged {
-            eprintln!("the last message was not acknowledged: the client may have left as soon as it had it");
+            eprintln!("the last message was not acknowledged: the peer may have left as soon as it had it");
         }
     }
     if args.stats && !args.json {

@@ -217,7 +217,9 @@ fn refusal(kind: PageKind, len: u64, what: &str, errno: Errno) -> ArenaError {
             (format!("none: the kernel has no such pages ({what}: {errno})"), String::new())
         }
         (PageKind::Huge2M | PageKind::Huge1G, Some(free)) if free >= pages => (
-            format!("fewer: {free} are free on the machine, but this process did not get them all ({what}: {errno})"),
+            format!(
+                "fewer: {free} are free on the machine, but this process did not get them all ({what}: {errno})"
+            ),
             "raise the control group's hugetlb limit (hugetlb.2MB.max, docker --hugetlb, Kubernetes limit \
              hugepages-2Mi), and its memory limit"
                 .into(),

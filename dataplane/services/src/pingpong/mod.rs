@@ -128,7 +128,8 @@ pub struct PingPongReport {
     pub rtt: Option<LatencySummary>,
     /// Messages whose data was compared.
     pub checked: u64,
-    /// False on a server whose last message was never acknowledged: the client may have left as soon as it had it.
+    /// False when our last message was never acknowledged though all of the peer's came: the peer may have left as soon
+    /// as it had all it waited for, and its acknowledgement may be lost.
     pub last_acknowledged: bool,
     /// Ended by [`Handle::stop`] rather than by count.
     pub stopped: bool,
@@ -337,11 +338,11 @@ impl PingPongService {
         self.progress.finish(Ok(report));
     }
 
-    /// A server's last message without an acknowledgement is no failure: see [`PingPongReport::last_acknowledged`].
+    /// The last message without an acknowledgement is no failure when all of the peer's are here: see
+    /// [`PingPongReport::last_acknowledged`].
     fn is_lost_farewell(&self, fault: &Fault) -> bool {
         let last = self.spec.iters - 1;
-        self.spec.role == Role::Server
-            && self.received == self.spec.iters
+        self.received == self.spec.iters
             && self.completed == last
             && matches!(*fault, Fault::Completion { status: WcStatus::RetryExcErr, wr_id, .. } if wr_id == last)
     }

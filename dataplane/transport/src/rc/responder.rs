@@ -180,6 +180,11 @@ impl Responder {
                     Repeat::Stale => DropReason::StaleDuplicate,
                 }
             }
+            // Answered only where the peer asks for it, as a packet that is not a duplicate is. A peer that goes back
+            // asks with the end of each message. An answer before that, to a message which it has half sent again,
+            // completes the message under the feet of Linux' rdma_rxe: its next PSN stays behind what is
+            // acknowledged, it neither sends nor times out any more, and the connection hangs (seen with 6.12).
+            Op::Send | Op::Write if !packet.headers.bth.ack_req => DropReason::Duplicate,
             Op::Send | Op::Write => {
                 if psn.offset_from(self.after_read) >= 0 {
                     self.ack_due = true;
