@@ -42,31 +42,39 @@ impl fmt::Debug for Lkey {
 pub enum KeyFault {
     /// No such key now.
     Unknown,
-    /// The region belongs to another protection domain.
+    /// The region or window belongs to another protection domain.
     WrongPd,
-    /// Not wholly inside the region (also where address + length wraps).
+    /// Not wholly inside the region or window (also where address + length wraps).
     OutOfBounds,
-    /// The region does not grant the right.
+    /// The region or window does not grant the right.
     Rights,
+    /// The window belongs to another queue pair.
+    WrongQp,
 }
 
-/// Bits of one half of a key.
-const HALF_BITS: u32 = 16;
 /// Rounds of the network.
 const ROUNDS: usize = 4;
 
-/// A keyed permutation of the 32-bit numbers: a balanced Feistel network of four rounds.
+/// A keyed permutation of the numbers of `2 * HALF` bits: a balanced Feistel network of four rounds.
 ///
 /// It hides counters from a peer (keys are neither in order nor in small steps); it is no cipher for secrets. Both
 /// directions cost four multiplications.
 #[derive(Clone)]
-pub struct Permutation {
+pub struct Feistel<const HALF: u32> {
     rounds: [(u64, u64); ROUNDS],
 }
 
-impl Permutation {
+/// Of whole keys: 32 bits.
+pub type Permutation = Feistel<16>;
+/// Of the part of a window's key that its user does not choose: 24 bits.
+pub type Permutation24 = Feistel<12>;
+
+impl<const HALF: u32> Feistel<HALF> {
+    const HALF_MASK: u32 = (1 << HALF) - 1;
+
     /// The permutation of `secret`; `purpose` makes independent ones from one secret.
     pub fn new(secret: u64, purpose: u64) -> Self {
+        const { assert!(HALF >= 1 && HALF <= 16) };
         // The purpose goes through the mixer, so that neighbouring purposes share no round key.
         let mut state = secret ^ mix(purpose.wrapping_add(0x9e37_79b9_7f4a_7c15));
         let mut next = || {
@@ -74,42 +82,42 @@ impl Permutation {
             mix(state)
         };
         let rounds = core::array::from_fn(|_| (next(), next() | 1));
-        Permutation { rounds }
+        Feistel { rounds }
     }
 
-    /// From the inside number to the outside one.
+    /// From the inside number to the outside one. Bits above `2 * HALF` are ignored.
     #[inline]
     pub fn scramble(&self, plain: u32) -> u32 {
-        let (mut left, mut right) = (plain >> HALF_BITS, plain & 0xffff);
+        let (mut left, mut right) = (plain >> HALF & Self::HALF_MASK, plain & Self::HALF_MASK);
         for &round in &self.rounds {
-            (left, right) = (right, left ^ half_of(round, right));
+            (left, right) = (right, left ^ Self::half_of(round, right));
         }
-        left << HALF_BITS | right
+        left << HALF | right
     }
 
     /// From the outside number to the inside one: `unscramble(scramble(x)) == x` and the other way round.
     #[inline]
     pub fn unscramble(&self, outside: u32) -> u32 {
-        let (mut left, mut right) = (outside >> HALF_BITS, outside & 0xffff);
+        let (mut left, mut right) = (outside >> HALF & Self::HALF_MASK, outside & Self::HALF_MASK);
         for &round in self.rounds.iter().rev() {
-            (left, right) = (right ^ half_of(round, left), left);
+            (left, right) = (right ^ Self::half_of(round, left), left);
         }
-        left << HALF_BITS | right
+        left << HALF | right
+    }
+
+    /// The round function: as many of the best mixed bits of a multiplication.
+    #[inline]
+    fn half_of((add, factor): (u64, u64), half: u32) -> u32 {
+        let product = (u64::from(half) ^ add).wrapping_mul(factor);
+        ((product ^ (product >> 29)) >> 40) as u32 & Self::HALF_MASK
     }
 }
 
-impl fmt::Debug for Permutation {
+impl<const HALF: u32> fmt::Debug for Feistel<HALF> {
     /// The round keys stay secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Permutation")
+        f.write_str("Feistel")
     }
-}
-
-/// The round function: 16 of the best mixed bits of a multiplication.
-#[inline]
-fn half_of((add, factor): (u64, u64), half: u32) -> u32 {
-    let product = (u64::from(half) ^ add).wrapping_mul(factor);
-    ((product ^ (product >> 29)) >> 40) as u32 & 0xffff
 }
 
 /// The finaliser of SplitMix64.
@@ -140,6 +148,18 @@ mod tests {
             same_b < 3 && same_c < 3,
             "independent permutations agree {same_b} and {same_c} times in 4099"
         );
+    }
+
+    #[test]
+    fn the_permutation_of_24_bits_stays_inside_them_and_repeats_nothing() {
+        let p = Permutation24::new(3, 4);
+        let mut seen = alloc::vec![false; 1 << 24];
+        let step = if cfg!(miri) { 65_537 } else { 1 };
+        for plain in (0..1u32 << 24).step_by(step) {
+            let outside = p.scramble(plain);
+            assert_eq!(p.unscramble(outside), plain);
+            assert!(!core::mem::replace(&mut seen[outside as usize], true));
+        }
     }
 
     #[test]

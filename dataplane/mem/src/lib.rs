@@ -17,8 +17,10 @@ pub mod memory;
 pub mod os;
 pub mod payload;
 pub mod slice;
+pub mod window;
 
-pub use key::{Access, KeyFault, Lkey, PdId, Permutation};
-pub use memory::{Memory, MrInfo, MrInit, RegisterError};
+pub use key::{Access, KeyFault, Lkey, PdId, Permutation, Permutation24};
+pub use memory::{DeregisterError, Memory, MrInfo, MrInit, RegisterError};
 pub use payload::Payload;
 pub use slice::MrSlice;
+pub use window::{Bind, BindError, BoundInfo, InvalidateError, MwInfo};

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::ptr::NonNull;
 
-use ferroce_mem::{Access, KeyFault, Lkey, Memory, MrInfo, MrInit, PdId, RegisterError};
+use ferroce_mem::{Access, DeregisterError, KeyFault, Lkey, Memory, MrInfo, MrInit, PdId, RegisterError};
 use ferroce_wire::{DmaLen, RemoteAddr, Rkey};
 use proptest::prelude::*;
 
@@ -84,10 +84,10 @@ fn bad_registrations_are_refused_and_change_nothing() {
     let mr = register(&mut memory, &mut bytes, 0, ALL);
     // SAFETY: as above.
     assert_eq!(unsafe { memory.register(good) }, Err(RegisterError::Full));
-    assert_eq!(memory.deregister(Lkey(mr.lkey.0 ^ 0x10)), Err(KeyFault::Unknown));
-    assert_eq!(memory.deregister(Lkey(0)), Err(KeyFault::Unknown));
+    assert_eq!(memory.deregister(Lkey(mr.lkey.0 ^ 0x10)), Err(DeregisterError::Unknown));
+    assert_eq!(memory.deregister(Lkey(0)), Err(DeregisterError::Unknown));
     assert_eq!(memory.deregister(mr.lkey), Ok(mr));
-    assert_eq!(memory.deregister(mr.lkey), Err(KeyFault::Unknown));
+    assert_eq!(memory.deregister(mr.lkey), Err(DeregisterError::Unknown));
     assert!(memory.is_empty());
 }
 
@@ -242,6 +242,6 @@ proptest! {
         let got = memory.check_remote(PD, Rkey(key), RemoteAddr(0), DmaLen(1), Access::REMOTE_READ);
         prop_assert_eq!(got.map(|s| s.len()), Err(KeyFault::Unknown));
         prop_assert_eq!(memory.info(Lkey(key)), None);
-        prop_assert_eq!(memory.deregister(Lkey(key)), Err(KeyFault::Unknown));
+        prop_assert_eq!(memory.deregister(Lkey(key)), Err(DeregisterError::Unknown));
     }
 }

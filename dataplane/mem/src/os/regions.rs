@@ -5,21 +5,27 @@
 //! tables of several workers and use [`Memory`] itself. Never lends the table mutably.
 #![allow(unsafe_code)]
 
+use ferroce_wire::Rkey;
+
 use crate::key::{Access, KeyFault, Lkey, PdId};
-use crate::memory::{Memory, MrInfo, RegisterError};
+use crate::memory::{DeregisterError, Memory, MrInfo, RegisterError};
+use crate::window::MwInfo;
 
 use super::arena::Block;
 
 /// A key table and the blocks registered in it.
 pub struct Regions {
     memory: Memory,
-    blocks: Vec<(Lkey, Block)>,
+    /// By slot of the region.
+    blocks: Vec<Option<Block>>,
 }
 
 impl Regions {
     /// An empty table; see [`Memory::new`].
     pub fn new(capacity: u32, secret: u64) -> Self {
-        Regions { memory: Memory::new(capacity, secret), blocks: Vec::new() }
+        let memory = Memory::new(capacity, secret);
+        let blocks = (0..memory.capacity()).map(|_| None).collect();
+        Regions { memory, blocks }
     }
 
     /// Registers a whole block; its first byte has the address `iova`. The table keeps the block.
@@ -36,18 +42,39 @@ impl Regions {
         // SAFETY: the block keeps its bytes mapped and is held until `deregister` removed the entry, or until the
         // table itself is gone.
         let info = unsafe { self.memory.register(block.mr_init(pd, access, iova)) }?;
-        self.blocks.push((info.lkey, block));
+        let place = self.memory.slot_of(info.lkey).and_then(|slot| self.blocks.get_mut(slot));
+        // A live key has a slot, and every slot has a place: never forgotten, and never unmapped too early, even so.
+        match place {
+            Some(place) => *place = Some(block),
+            None => unreachable!("{:?} has no slot", info.lkey),
+        }
         Ok(info)
     }
 
     /// Ends a registration and gives the block back.
     ///
     /// # Errors
-    /// [`KeyFault::Unknown`] if there is no such key.
-    pub fn deregister(&mut self, lkey: Lkey) -> Result<Block, KeyFault> {
-        let at = self.blocks.iter().position(|(key, _)| *key == lkey).ok_or(KeyFault::Unknown)?;
+    /// [`DeregisterError`] if there is no such key or the region is in use; nothing is changed then.
+    pub fn deregister(&mut self, lkey: Lkey) -> Result<Block, DeregisterError> {
+        let slot = self.memory.slot_of(lkey).ok_or(DeregisterError::Unknown)?;
         self.memory.deregister(lkey)?;
-        Ok(self.blocks.swap_remove(at).1)
+        self.blocks.get_mut(slot).and_then(Option::take).ok_or(DeregisterError::Unknown)
+    }
+
+    /// Makes a window; see [`Memory::alloc_window`].
+    ///
+    /// # Errors
+    /// [`RegisterError::Full`].
+    pub fn alloc_window(&mut self, pd: PdId) -> Result<MwInfo, RegisterError> {
+        self.memory.alloc_window(pd)
+    }
+
+    /// Frees one; see [`Memory::dealloc_window`].
+    ///
+    /// # Errors
+    /// [`KeyFault::Unknown`] if there is no such window.
+    pub fn dealloc_window(&mut self, rkey: Rkey) -> Result<MwInfo, KeyFault> {
+        self.memory.dealloc_window(rkey)
     }
 
     /// The table, for checks.
@@ -58,7 +85,7 @@ impl Regions {
 
     /// The block of a key.
     pub fn block(&self, lkey: Lkey) -> Option<&Block> {
-        self.blocks.iter().find(|(key, _)| *key == lkey).map(|(_, block)| block)
+        self.blocks.get(self.memory.slot_of(lkey)?)?.as_ref()
     }
 }
 
@@ -83,7 +110,7 @@ mod tests {
         assert_eq!(&bytes, b"abcd");
         let block = regions.deregister(info.lkey).expect("registered");
         assert_eq!(regions.memory().info(info.lkey), None);
-        assert_eq!(regions.deregister(info.lkey).err(), Some(KeyFault::Unknown));
+        assert_eq!(regions.deregister(info.lkey).err(), Some(DeregisterError::Unknown));
         drop(block);
         assert_eq!(arena.free_bytes(), free);
     }
