@@ -57,6 +57,9 @@ impl fmt::Display for ArenaReport {
         write!(f, "{} of {}", human(self.bytes), self.page_kind)?;
         match &self.fallback {
             Some(reason) => write!(f, " ({reason})"),
+            None if self.page_kind == PageKind::Normal => {
+                f.write_str(" (as asked; performance figures do not count)")
+            }
             None => Ok(()),
         }
     }

@@ -7,12 +7,14 @@
 //! set-up only, except for [`Block`]'s reads and writes. Never falls back without saying so in an [`ArenaReport`].
 
 mod arena;
+mod limits;
 mod pages;
 mod region;
 mod regions;
 mod table;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Block};
+pub use limits::require_memlock;
 pub use pages::{ArenaError, PageKind, PagePolicy};
 pub use region::Region;
 pub use regions::Regions;

@@ -12,6 +12,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::limits::hugetlb_limit;
 use super::pages::{ArenaError, PageKind, human};
 
 /// `f_type` of hugetlbfs (`linux/magic.h`).
@@ -216,14 +217,9 @@ fn refusal(kind: PageKind, len: u64, what: &str, errno: Errno) -> ArenaError {
         (PageKind::Huge2M | PageKind::Huge1G, None) => {
             (format!("none: the kernel has no such pages ({what}: {errno})"), String::new())
         }
-        (PageKind::Huge2M | PageKind::Huge1G, Some(free)) if free >= pages => (
-            format!(
-                "fewer: {free} are free on the machine, but this process did not get them all ({what}: {errno})"
-            ),
-            "raise the control group's hugetlb limit (hugetlb.2MB.max, docker --hugetlb, Kubernetes limit \
-             hugepages-2Mi), and its memory limit"
-                .into(),
-        ),
+        (PageKind::Huge2M | PageKind::Huge1G, Some(free)) if free >= pages => {
+            refused_though_free(kind, free, what, errno)
+        }
         (PageKind::Huge2M | PageKind::Huge1G, Some(free)) => {
             (format!("{free} free ({what}: {errno})"), kind.hint(pages))
         }
@@ -233,4 +229,21 @@ fn refusal(kind: PageKind, len: u64, what: &str, errno: Errno) -> ArenaError {
         (PageKind::Thp | PageKind::Normal, _) => (format!("{what}: {errno}"), PageKind::Normal.hint(pages)),
     };
     ArenaError::new("pages", asked, allowed, hint)
+}
+
+/// The machine has the pages, this process did not get them: a control group's limit, which is named if it can be seen.
+fn refused_though_free(kind: PageKind, free: u64, what: &str, errno: Errno) -> (String, String) {
+    let rest = format!("{free} are free on the machine ({what}: {errno})");
+    match hugetlb_limit(kind) {
+        Some((limit, file)) => (
+            format!("{} by the control group's limit {}; {rest}", human(limit), file.display()),
+            "raise that limit (docker --hugetlb, Kubernetes limit hugepages-2Mi), and the group's memory limit".into(),
+        ),
+        None => (
+            format!("fewer; {rest}"),
+            "raise the control group's hugetlb limit (hugetlb.2MB.max, docker --hugetlb, Kubernetes limit \
+             hugepages-2Mi), and its memory limit"
+                .into(),
+        ),
+    }
 }
