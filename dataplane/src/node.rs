@@ -195,6 +195,11 @@ impl Node {
             AsyncEvent::PortErr => EventBody::PortErr { port },
             // Told one by one, with the addresses, by whoever compares the tables.
             AsyncEvent::GidChange => return None,
+            // The control interface makes nothing that could raise these.
+            AsyncEvent::SrqErr(_)
+            | AsyncEvent::SrqLimitReached(_)
+            | AsyncEvent::QpLastWqeReached(_)
+            | AsyncEvent::DeviceFatal => return None,
         };
         match kind {
             AsyncEvent::QpFatal(_)
@@ -204,7 +209,13 @@ impl Node {
                 tracing::warn!(%event, "a queue went to error");
             }
             AsyncEvent::PortActive | AsyncEvent::PortErr => tracing::info!(%event, "link"),
-            AsyncEvent::CommEst(_) | AsyncEvent::SqDrained(_) | AsyncEvent::GidChange => {
+            AsyncEvent::CommEst(_)
+            | AsyncEvent::SqDrained(_)
+            | AsyncEvent::GidChange
+            | AsyncEvent::SrqErr(_)
+            | AsyncEvent::SrqLimitReached(_)
+            | AsyncEvent::QpLastWqeReached(_)
+            | AsyncEvent::DeviceFatal => {
                 tracing::debug!(%event)
             }
         }

@@ -266,6 +266,7 @@ fn refusal(qpn: Qpn, wr_id: u64, why: PostError, opcode: WcOpcode, is_recv: bool
         PostError::TooLong => (WcStatus::LocLenErr, 4),
         PostError::BadKey => (WcStatus::LocProtErr, 5),
         PostError::BadOp => (WcStatus::LocQpOpErr, 6),
+        PostError::BadAh => (WcStatus::LocQpOpErr, 7),
     };
     Wc { wr_id, status, opcode, qpn, vendor_err: REFUSED + code, is_recv, solicited: true, ..EMPTY_WC }
 }
@@ -346,7 +347,7 @@ impl AppPort {
                 let sg_list = request.sges.get(..request.used as usize).unwrap_or(&[]);
                 let inline = request.what.inline.get(..request.what.inline_len as usize).unwrap_or(&[]);
                 let (op, flags) = (request.what.op, request.what.flags);
-                core.post_send(qpn, &SendWr { wr_id: request.wr_id, op, sg_list, inline, flags })
+                core.post_send(qpn, &SendWr { wr_id: request.wr_id, op, sg_list, inline, flags, ud: None })
             };
             left |= drain(&mut qp.sends, self.cqs.get_mut(qp.cqs.0), work, sends, |request, why| {
                 refusal(qpn, request.wr_id, why, opcode(request.what.op), false)
@@ -368,8 +369,12 @@ impl AppPort {
 
 const fn opcode(op: SendOp) -> WcOpcode {
     match op {
-        SendOp::Send | SendOp::SendImm(_) => WcOpcode::Send,
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv { .. } => WcOpcode::Send,
         SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
         SendOp::Read { .. } => WcOpcode::RdmaRead,
+        SendOp::CmpSwap { .. } => WcOpcode::CompSwap,
+        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::BindMw { .. } => WcOpcode::BindMw,
+        SendOp::LocalInv { .. } => WcOpcode::LocalInv,
     }
 }

@@ -58,9 +58,13 @@ pub(crate) fn modify(modify: &QpModify, netdev: &Netdev) -> Result<(), VerbsErro
     match modify {
         QpModify::ToRtr(rtr) => to_rtr(rtr, netdev),
         QpModify::ToRts(rts) => to_rts(rts),
-        QpModify::ToInit(_) | QpModify::ToSqd | QpModify::SqdToRts | QpModify::ToErr | QpModify::ToReset => {
-            Ok(())
-        }
+        QpModify::ToInit(_)
+        | QpModify::ToSqd
+        | QpModify::SqdToRts
+        | QpModify::SqeToRts
+        | QpModify::Change(_)
+        | QpModify::ToErr
+        | QpModify::ToReset => Ok(()),
     }
 }
 
@@ -154,7 +158,8 @@ fn target(modify: &QpModify) -> &'static str {
     match modify {
         QpModify::ToInit(_) => "to Init",
         QpModify::ToRtr(_) => "to Rtr",
-        QpModify::ToRts(_) | QpModify::SqdToRts => "to Rts",
+        QpModify::ToRts(_) | QpModify::SqdToRts | QpModify::SqeToRts => "to Rts",
+        QpModify::Change(_) => "a change of attributes",
         QpModify::ToSqd => "to Sqd",
         QpModify::ToErr => "to Err",
         QpModify::ToReset => "to Reset",

@@ -96,6 +96,13 @@ pub(crate) fn limits(node_guid: u64, workers: u8, max_qp: u32, max_cq: u32, max_
         max_pd: MAX_PD,
         max_qp_rd_atom: MAX_RD_ATOM,
         max_qp_init_rd_atom: MAX_RD_ATOM,
+        max_srq: 0,
+        max_srq_wr: 0,
+        max_srq_sge: 0,
+        max_ah: 0,
+        max_mw: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
     }
 }
 

@@ -201,7 +201,14 @@ impl Traffic {
                 _ => (SendOp::Read { remote_addr, rkey }, 3),
             };
             let sge = [self.sge(part)];
-            let wr = SendWr { wr_id: self.next, op, sg_list: &sge, inline: &[], flags: SendFlags::SIGNALED };
+            let wr = SendWr {
+                wr_id: self.next,
+                op,
+                sg_list: &sge,
+                inline: &[],
+                flags: SendFlags::SIGNALED,
+                ud: None,
+            };
             if core.post_send(self.qpn, &wr).is_err() {
                 break;
             }
@@ -281,7 +288,8 @@ fn end(name: &str, mut port: ShmPort) -> End {
     let cq = device.create_cq(0, 64).expect("a queue");
     let cap =
         QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-    let attr = QpInitAttr { qp_type: QpType::Rc, pd, send_cq: cq, recv_cq: cq, cap, sq_sig_all: false };
+    let attr =
+        QpInitAttr { qp_type: QpType::Rc, pd, send_cq: cq, recv_cq: cq, cap, sq_sig_all: false, srq: None };
     let qpn = device.create_qp(&attr).expect("a queue pair");
     End { engine, port, board: Arc::new(Board::default()), block, keys, cq, qpn }
 }

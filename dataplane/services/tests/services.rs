@@ -150,7 +150,8 @@ impl Side {
         let recv_cq = self.device.create_cq(worker, receives).unwrap();
         let cap =
             QpCap { max_send_wr: sends, max_recv_wr: receives, max_inline_data: inline, ..QpCap::default() };
-        let attr = QpInitAttr { qp_type: QpType::Rc, pd, send_cq, recv_cq, cap, sq_sig_all: false };
+        let attr =
+            QpInitAttr { qp_type: QpType::Rc, pd, send_cq, recv_cq, cap, sq_sig_all: false, srq: None };
         let qpn = self.device.create_qp(&attr).unwrap();
         End { pd, send_cq, recv_cq, qpn, block, keys }
     }

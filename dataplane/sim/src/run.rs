@@ -350,6 +350,7 @@ fn connect(world: &mut World, connection: &Connection) -> anyhow::Result<[QpRef;
             max_inline_data: connection.inline,
         },
         sq_sig_all: connection.sig_all,
+        srq: None,
     };
     let [a, b] = [0, 1].map(|end| world.add_qp(connection.ends[end], connection.qpns[end], &attr));
     for (at, end) in [(a, 0), (b, 1)] {

@@ -253,6 +253,7 @@ impl Workload {
             sg_list: &list,
             inline: if inline { &record.data } else { &[] },
             flags: self.flags(&record, inline, connection.sig_all),
+            ud: None,
         };
         world.post_send(from, &wr).or_else(|error| refused(from, "send", error))?;
         self.flows[flow].left -= 1;

@@ -106,6 +106,7 @@ pub fn qp_init(spec: &api::QpSpec) -> verbs::QpInitAttr {
         recv_cq: verbs::CqId(spec.recv_cq.0),
         cap: cap(spec.cap),
         sq_sig_all: spec.sq_sig_all,
+        srq: None,
     }
 }
 

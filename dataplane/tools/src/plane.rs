@@ -291,7 +291,8 @@ impl Plane {
             max_inline_data: sizes.inline,
             ..QpCap::default()
         };
-        let attr = QpInitAttr { qp_type: QpType::Rc, pd, send_cq, recv_cq, cap, sq_sig_all: false };
+        let attr =
+            QpInitAttr { qp_type: QpType::Rc, pd, send_cq, recv_cq, cap, sq_sig_all: false, srq: None };
         let qpn = device.create_qp(&attr).map_err(verbs("queue pair"))?;
         Ok(Pair { pd, send_cq, recv_cq, qpn, memory, keys })
     }

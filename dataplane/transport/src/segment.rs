@@ -42,12 +42,14 @@ pub(crate) fn part(start: u32, index: u32, end: u32) -> Part {
     }
 }
 
-/// Opcode of a request packet of the reliable connection.
+/// Opcode of a request packet of the reliable connection; `None` for what does not travel.
 #[inline]
-pub(crate) fn request_opcode(op: &SendOp, part: Part) -> Opcode {
-    match (op, part) {
-        (SendOp::Send | SendOp::SendImm(_), Part::First) => Opcode::RcSendFirst,
-        (SendOp::Send | SendOp::SendImm(_), Part::Middle) => Opcode::RcSendMiddle,
+pub(crate) fn request_opcode(op: &SendOp, part: Part) -> Option<Opcode> {
+    Some(match (op, part) {
+        (SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv { .. }, Part::First) => Opcode::RcSendFirst,
+        (SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv { .. }, Part::Middle) => Opcode::RcSendMiddle,
+        (SendOp::SendInv { .. }, Part::Last) => Opcode::RcSendLastInv,
+        (SendOp::SendInv { .. }, Part::Only) => Opcode::RcSendOnlyInv,
         (SendOp::Send, Part::Last) => Opcode::RcSendLast,
         (SendOp::Send, Part::Only) => Opcode::RcSendOnly,
         (SendOp::SendImm(_), Part::Last) => Opcode::RcSendLastImm,
@@ -59,7 +61,13 @@ pub(crate) fn request_opcode(op: &SendOp, part: Part) -> Opcode {
         (SendOp::WriteImm { .. }, Part::Last) => Opcode::RcWriteLastImm,
         (SendOp::WriteImm { .. }, Part::Only) => Opcode::RcWriteOnlyImm,
         (SendOp::Read { .. }, Part::First | Part::Middle | Part::Last | Part::Only) => Opcode::RcReadRequest,
-    }
+        (SendOp::CmpSwap { .. }, Part::First | Part::Middle | Part::Last | Part::Only) => Opcode::RcCmpSwap,
+        (SendOp::FetchAdd { .. }, Part::First | Part::Middle | Part::Last | Part::Only) => Opcode::RcFetchAdd,
+        (
+            SendOp::BindMw { .. } | SendOp::LocalInv { .. },
+            Part::First | Part::Middle | Part::Last | Part::Only,
+        ) => return None,
+    })
 }
 
 /// Opcode of a READ response packet.

@@ -83,6 +83,72 @@ pub struct QpInitAttr {
     pub cap: QpCap,
     /// Every send produces a completion.
     pub sq_sig_all: bool,
+    /// Take receives from here and have no receive queue; same worker and protection domain.
+    pub srq: Option<SrqId>,
+}
+
+/// Shared receive queue handle: worker in the high byte, index below. Made by [`crate::Device::create_srq`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+pub struct SrqId(pub u32);
+
+/// What a shared receive queue is made with (`ibv_srq_init_attr`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqInitAttr {
+    /// Protection domain.
+    pub pd: PdId,
+    /// Receives outstanding.
+    pub max_wr: u32,
+    /// Scatter/gather entries of a receive.
+    pub max_sge: u32,
+    /// One [`AsyncEvent::SrqLimitReached`] when fewer receives than this are left; 0 is disarmed.
+    pub limit: u32,
+}
+
+/// Change of a shared receive queue (`ibv_modify_srq`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SrqModify {
+    /// Arms the event for the next time that fewer receives than this are left; 0 disarms it.
+    Limit(u32),
+    /// Makes room for this many receives, never fewer than are posted.
+    MaxWr(u32),
+}
+
+/// What [`crate::Device::query_srq`] tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqInfo {
+    /// The queue.
+    pub srq: SrqId,
+    /// Protection domain.
+    pub pd: PdId,
+    /// Receives outstanding, at most.
+    pub max_wr: u32,
+    /// Scatter/gather entries of a receive.
+    pub max_sge: u32,
+    /// The limit; 0 when disarmed, as it is after its event.
+    pub limit: u32,
+    /// Receives posted and not taken by a message.
+    pub posted: u32,
+}
+
+/// Completion channel handle. Made by [`crate::Device::create_comp_channel`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+pub struct ChannelId(pub u32);
+
+/// Number of an address handle in its device; 0 where the device needs none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+pub struct AhId(pub u64);
+
+/// Address handle (`ibv_ah`): a resolved path, made once by [`crate::Device::create_ah`] and used by any number of
+/// posts. It carries what it stands for, so that the software device looks nothing up when a datagram is posted, and
+/// what is posted keeps its own copy; hardware goes by `id`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ah {
+    /// Its number.
+    pub id: AhId,
+    /// Protection domain: that of the queue pairs that may use it.
+    pub pd: PdId,
+    /// The path.
+    pub av: AddressVector,
 }
 
 /// Full address vector of a path: every header field of it that is not worked out per packet. Resolved (MACs
@@ -126,7 +192,8 @@ pub struct InitAttrs {
     pub qkey: Qkey,
 }
 
-/// Attributes of INIT -> RTR (for UD only the class is used).
+/// Attributes of INIT -> RTR. UC has no use for `max_dest_rd_atomic` and `min_rnr_timer`; UD uses the class, and
+/// `path_mtu` as the longest datagram. What is not used is not looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RtrAttrs {
     /// Path.
@@ -145,7 +212,7 @@ pub struct RtrAttrs {
     pub min_rnr_timer: u8,
 }
 
-/// Attributes of RTR -> RTS.
+/// Attributes of RTR -> RTS. UC and UD use `sq_psn` only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RtsAttrs {
     /// First PSN that we send.
@@ -173,10 +240,46 @@ pub enum QpModify {
     ToSqd,
     /// SQD -> RTS.
     SqdToRts,
+    /// SQE -> RTS (UC, UD).
+    SqeToRts,
+    /// Changes attributes, not the state: INIT, RTS and SQD each allow some (see [`QpChange`]).
+    Change(QpChange),
     /// Any state but RESET -> ERR.
     ToErr,
     /// Any state -> RESET.
     ToReset,
+}
+
+/// Optional attributes that change while the state stays, as Linux has it; any other is refused by name. Whoever wants
+/// one of them with a transition makes two calls.
+///
+/// | state | RC | UC | UD |
+/// |---|---|---|---|
+/// | INIT | `pkey` `access` | `pkey` `access` | `pkey` `qkey` |
+/// | RTS | `access` `min_rnr_timer` | `access` | `qkey` |
+/// | SQD | all but `qkey` | `pkey` `access` `av` | `pkey` `qkey` |
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QpChange {
+    /// Partition key.
+    pub pkey: Option<Pkey>,
+    /// Remote rights of the queue pair itself.
+    pub access: Option<Access>,
+    /// Queue key.
+    pub qkey: Option<Qkey>,
+    /// Path.
+    pub av: Option<AddressVector>,
+    /// ACK timeout.
+    pub timeout: Option<u8>,
+    /// Transport retries.
+    pub retry_cnt: Option<u8>,
+    /// RNR retries.
+    pub rnr_retry: Option<u8>,
+    /// READs and atomics of ours outstanding at once.
+    pub max_rd_atomic: Option<u8>,
+    /// READs and atomics of the peer that we serve at once.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// RNR timer index that we ask for.
+    pub min_rnr_timer: Option<u8>,
 }
 
 /// What [`crate::Device::query_qp`] tells.
@@ -198,6 +301,8 @@ pub struct QpInfo {
     pub cap: QpCap,
     /// Every send produces a completion.
     pub sq_sig_all: bool,
+    /// Where its receives come from, if it has no queue of its own.
+    pub srq: Option<SrqId>,
     /// Attributes of the last transitions, as far as made.
     pub init: Option<InitAttrs>,
     /// Attributes of the last transitions, as far as made.
@@ -243,6 +348,20 @@ pub struct DeviceAttr {
     pub max_qp_rd_atom: u8,
     /// READs and atomics outstanding of one queue pair.
     pub max_qp_init_rd_atom: u8,
+    /// Shared receive queues; 0 where there are none.
+    pub max_srq: u32,
+    /// Receives of one.
+    pub max_srq_wr: u32,
+    /// Scatter/gather entries of a receive of one.
+    pub max_srq_sge: u32,
+    /// Address handles; 0 where there are none.
+    pub max_ah: u32,
+    /// Memory windows (type 2); 0 where there are none.
+    pub max_mw: u32,
+    /// Multicast groups; 0 where there are none.
+    pub max_mcast_grp: u32,
+    /// Queue pairs of one group.
+    pub max_mcast_qp_attach: u32,
 }
 
 /// State of a port (`ibv_query_port`).
@@ -283,4 +402,12 @@ pub enum AsyncEvent {
     PortErr,
     /// An address came or went.
     GidChange,
+    /// A shared receive queue is broken.
+    SrqErr(SrqId),
+    /// Fewer receives are left than the limit says; the limit is disarmed.
+    SrqLimitReached(SrqId),
+    /// A queue pair in error takes no more receives from its shared receive queue.
+    QpLastWqeReached(Qpn),
+    /// The device is gone.
+    DeviceFatal,
 }

@@ -19,6 +19,8 @@ pub enum PostError {
     BadKey,
     /// The operation is not one that this type of queue pair has.
     BadOp,
+    /// A datagram without address handle, or with one of another protection domain.
+    BadAh,
 }
 
 /// A refused control operation: names the attribute, what was asked, what is allowed and how to change it.
@@ -34,6 +36,19 @@ pub struct VerbsError {
     pub allowed: String,
     /// How to change it; empty when there is no way.
     pub hint: String,
+}
+
+impl VerbsError {
+    /// What a device answers that does not have the operation `what` (`create_srq`).
+    pub fn unsupported(what: &str) -> VerbsError {
+        VerbsError {
+            kind: VerbsErrorKind::Unsupported,
+            attribute: String::from(what),
+            asked: String::from("the operation"),
+            allowed: String::from("nothing: this device does not have it"),
+            hint: String::new(),
+        }
+    }
 }
 
 /// Kinds of refusal; errno in brackets where libibverbs would answer one.

@@ -19,4 +19,4 @@ pub use ferroce_mem::{Access, Lkey, PdId};
 pub use ferroce_wire::{Gid, Imm, MacAddr, PathMtu, Pkey, Psn, Qkey, Qpn, RemoteAddr, Rkey, VlanTag};
 pub use traits::{Device, MrKeys, Queues, Service};
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
-pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
+pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, UdDest};

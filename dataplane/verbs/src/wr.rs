@@ -1,7 +1,9 @@
 //! Work requests.
 
-use ferroce_mem::Lkey;
-use ferroce_wire::{Imm, RemoteAddr, Rkey};
+use ferroce_mem::{Access, Lkey};
+use ferroce_wire::{Imm, Qkey, Qpn, RemoteAddr, Rkey};
+
+use crate::attr::Ah;
 
 /// Scatter/gather entry: `length` bytes at `addr` (the region's own address space) under `lkey`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,6 +61,62 @@ pub enum SendOp {
         /// The peer's key.
         rkey: Rkey,
     },
+    /// SEND that also ends a window of the peer, which learns of it with the message (RC).
+    SendInv {
+        /// Key of the peer's window.
+        rkey: Rkey,
+    },
+    /// Compare and swap of the 8 bytes at `remote_addr`, taken as a number in the peer's byte order; what they were
+    /// goes to the scatter list in ours (RC). The list has 8 bytes.
+    CmpSwap {
+        /// Where, in the peer's address space; a multiple of 8.
+        remote_addr: RemoteAddr,
+        /// The peer's key.
+        rkey: Rkey,
+        /// Compared with what is there.
+        compare: u64,
+        /// Written if they are equal.
+        swap: u64,
+    },
+    /// Fetch and add, wrapping; otherwise as [`SendOp::CmpSwap`] (RC).
+    FetchAdd {
+        /// Where, in the peer's address space; a multiple of 8.
+        remote_addr: RemoteAddr,
+        /// The peer's key.
+        rkey: Rkey,
+        /// Added to what is there.
+        add: u64,
+    },
+    /// Binds a type 2 window (RC, UC). A local operation: nothing travels, the scatter list is empty.
+    BindMw {
+        /// The key that the window gets: the upper 24 bits name the window, the lowest 8 are chosen by the caller and
+        /// differ from those of its last key (`ibv_inc_rkey`).
+        rkey: Rkey,
+        /// The region. Registered with [`Access::MW_BIND`].
+        mr: Lkey,
+        /// First byte, in the region's address space.
+        addr: u64,
+        /// Bytes, at least 1.
+        len: u64,
+        /// Remote rights of the window.
+        access: Access,
+    },
+    /// Ends a window of this queue pair (RC, UC). A local operation that waits until all earlier requests are complete.
+    LocalInv {
+        /// The window's key.
+        rkey: Rkey,
+    },
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UdDest {
+    /// The way there.
+    pub ah: Ah,
+    /// The peer's queue pair, or [`Qpn::MULTICAST`].
+    pub remote_qpn: Qpn,
+    /// The queue key that the packet carries; if bit 31 is set the sending queue pair's own is taken instead.
+    pub remote_qkey: Qkey,
 }
 
 /// A send work request.
@@ -74,6 +132,15 @@ pub struct SendWr<'a> {
     pub inline: &'a [u8],
     /// Flags.
     pub flags: SendFlags,
+    /// Where to: needed by a UD queue pair, not looked at by others.
+    pub ud: Option<&'a UdDest>,
+}
+
+impl Default for SendWr<'_> {
+    /// An empty, unsignalled SEND: a base for `..`.
+    fn default() -> Self {
+        SendWr { wr_id: 0, op: SendOp::Send, sg_list: &[], inline: &[], flags: SendFlags::empty(), ud: None }
+    }
 }
 
 /// A receive work request.

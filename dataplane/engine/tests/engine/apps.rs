@@ -41,7 +41,8 @@ fn two_application_threads_exchange_messages() {
                 let next = RecvWr { wr_id: round + 1, sg_list: &[sge_b] };
                 let (flags, sg_list) =
                     (SendFlags::SIGNALED, [ferroce_verbs::Sge { length: wc.byte_len, ..sge_b }]);
-                let send = SendWr { wr_id: 1000, op: SendOp::Send, sg_list: &sg_list, inline: &[], flags };
+                let send =
+                    SendWr { wr_id: 1000, op: SendOp::Send, sg_list: &sg_list, inline: &[], flags, ud: None };
                 app_b.post_send(b.qpn, &send).expect("room");
                 assert_eq!(take(&mut app_b, b.cq, 1)[0].wr_id, 1000);
                 app_b.post_recv(b.qpn, &next).expect("room");
@@ -52,8 +53,14 @@ fn two_application_threads_exchange_messages() {
             buf_a.pattern(len, round);
             let sge = [buf_a.sge(0, len)];
             app_a.post_recv(a.qpn, &RecvWr { wr_id: 7, sg_list: &[buf_a.sge(0, 5000)] }).expect("room");
-            let send =
-                SendWr { wr_id: 8, op: SendOp::Send, sg_list: &sge, inline: &[], flags: SendFlags::SIGNALED };
+            let send = SendWr {
+                wr_id: 8,
+                op: SendOp::Send,
+                sg_list: &sge,
+                inline: &[],
+                flags: SendFlags::SIGNALED,
+                ud: None,
+            };
             app_a.post_send(a.qpn, &send).expect("room");
             let wcs = take(&mut app_a, a.cq, 2);
             assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
@@ -74,8 +81,14 @@ fn what_only_the_worker_can_refuse_comes_back_as_a_completion() {
         let (qpn, buffer) = (pair.a.qp(cq), pair.a.buffer(64));
         let mut app = pair.a.device.attach(&[qpn], &[cq]).expect("nobody has them");
         let sge = [buffer.sge(0, 64)];
-        let send =
-            SendWr { wr_id: 5, op: SendOp::Send, sg_list: &sge, inline: &[], flags: SendFlags::SIGNALED };
+        let send = SendWr {
+            wr_id: 5,
+            op: SendOp::Send,
+            sg_list: &sge,
+            inline: &[],
+            flags: SendFlags::SIGNALED,
+            ud: None,
+        };
         // In RESET nothing may be posted.
         app.post_send(qpn, &send).expect("the ring has room");
         let wc = take(&mut app, cq, 1)[0];
@@ -121,7 +134,8 @@ fn a_full_receive_queue_holds_back_only_itself() {
     });
     let sge = [buf_a.sge(0, 8)];
     let write = SendOp::Write { remote_addr: buf_b.remote(0), rkey: buf_b.keys.rkey };
-    let send = SendWr { wr_id: 2, op: write, sg_list: &sge, inline: &[], flags: SendFlags::SIGNALED };
+    let send =
+        SendWr { wr_id: 2, op: write, sg_list: &sge, inline: &[], flags: SendFlags::SIGNALED, ud: None };
     app.post_send(a.qpn, &send).expect("sends have a ring of their own");
     assert_eq!(take(&mut app, a.cq, 1)[0].status, WcStatus::Success);
     let _ = b;

@@ -78,6 +78,7 @@ fn limits_are_exhausted_and_come_back() {
             recv_cq: cq,
             cap: Default::default(),
             sq_sig_all: true,
+            srq: None,
         };
         let first = device.create_qp(&attr).expect("the first");
         device.create_qp(&attr).expect("the second");

@@ -138,7 +138,15 @@ impl Node {
     pub fn init_attr(&self, cq: CqId) -> QpInitAttr {
         let cap =
             QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
-        QpInitAttr { qp_type: QpType::Rc, pd: self.pd, send_cq: cq, recv_cq: cq, cap, sq_sig_all: false }
+        QpInitAttr {
+            qp_type: QpType::Rc,
+            pd: self.pd,
+            send_cq: cq,
+            recv_cq: cq,
+            cap,
+            sq_sig_all: false,
+            srq: None,
+        }
     }
 
     /// The next event that `wanted` accepts; others are passed over.
@@ -226,7 +234,14 @@ impl Post {
         Post { wr_id, op, sges: vec![sge], flags: SendFlags::SIGNALED }
     }
     pub fn wr(&self) -> SendWr<'_> {
-        SendWr { wr_id: self.wr_id, op: self.op, sg_list: &self.sges, inline: &[], flags: self.flags }
+        SendWr {
+            wr_id: self.wr_id,
+            op: self.op,
+            sg_list: &self.sges,
+            inline: &[],
+            flags: self.flags,
+            ud: None,
+        }
     }
 }
 

@@ -325,7 +325,7 @@ impl PerfService {
         };
         let sge = [self.local_sge(local)];
         let sg_list = if self.spec.size == 0 || self.spec.is_inline() { &sge[..0] } else { &sge[..] };
-        let wr = SendWr { wr_id: message, op: self.operation(message), sg_list, inline, flags };
+        let wr = SendWr { wr_id: message, op: self.operation(message), sg_list, inline, flags, ud: None };
         match queues.post_send(self.ends.qpn, &wr) {
             Ok(()) => {
                 self.posted += 1;

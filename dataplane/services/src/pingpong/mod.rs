@@ -309,8 +309,14 @@ impl PingPongService {
         }
         let sge = [self.sge(0)];
         let sg_list = if self.spec.size == 0 { &sge[..0] } else { &sge[..] };
-        let wr =
-            SendWr { wr_id: message, op: SendOp::Send, sg_list, inline: &[], flags: SendFlags::SIGNALED };
+        let wr = SendWr {
+            wr_id: message,
+            op: SendOp::Send,
+            sg_list,
+            inline: &[],
+            flags: SendFlags::SIGNALED,
+            ud: None,
+        };
         let sent_at = clock::now_ns();
         match queues.post_send(self.ends.qpn, &wr) {
             Ok(()) => {

@@ -6,8 +6,8 @@ pub mod state;
 
 use ferroce_mem::{Memory, Payload};
 use ferroce_verbs::{
-    AddressVector, ClassId, InitAttrs, PathMtu, PostError, QpCap, QpInfo, QpInitAttr, QpModify, QpState,
-    QpType, RecvWr, RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
+    AddressVector, ClassId, InitAttrs, PathMtu, PostError, QpCap, QpChange, QpInfo, QpInitAttr, QpModify,
+    QpState, QpType, RecvWr, RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
 };
 use ferroce_wire::{Bth, NakCode, Opcode, Packet, Pkey, Psn, Qpn, Service};
 
@@ -139,6 +139,25 @@ impl Base {
         self.notices = Notices::default();
     }
 
+    /// Takes over attributes that `attr::check` allowed.
+    fn change(&mut self, change: &QpChange) {
+        fn set<T: Copy>(place: Option<&mut T>, value: Option<T>) {
+            if let (Some(place), Some(value)) = (place, value) {
+                *place = value;
+            }
+        }
+        set(self.init.as_mut().map(|init| &mut init.pkey), change.pkey);
+        set(self.init.as_mut().map(|init| &mut init.access), change.access);
+        set(self.init.as_mut().map(|init| &mut init.qkey), change.qkey);
+        set(self.rtr.as_mut().map(|rtr| &mut rtr.av), change.av);
+        set(self.rtr.as_mut().map(|rtr| &mut rtr.max_dest_rd_atomic), change.max_dest_rd_atomic);
+        set(self.rtr.as_mut().map(|rtr| &mut rtr.min_rnr_timer), change.min_rnr_timer);
+        set(self.rts.as_mut().map(|rts| &mut rts.timeout), change.timeout);
+        set(self.rts.as_mut().map(|rts| &mut rts.retry_cnt), change.retry_cnt);
+        set(self.rts.as_mut().map(|rts| &mut rts.rnr_retry), change.rnr_retry);
+        set(self.rts.as_mut().map(|rts| &mut rts.max_rd_atomic), change.max_rd_atomic);
+    }
+
     /// Base header of a packet to the peer.
     #[inline]
     pub(crate) fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {
@@ -258,6 +277,7 @@ impl Qp {
             recv_cq: base.attr.recv_cq,
             cap: base.attr.cap,
             sq_sig_all: base.attr.sq_sig_all,
+            srq: base.attr.srq,
             init: base.init,
             rtr: base.rtr,
             rts: base.rts,
@@ -280,7 +300,7 @@ impl Qp {
         let Machine::Rc(rc) = &mut self.machine else {
             return Err(ModifyError::BadTransition { from });
         };
-        attr::check(modify)?;
+        attr::check(&self.base, modify)?;
         match modify {
             QpModify::ToInit(init) => self.base.init = Some(*init),
             QpModify::ToRtr(rtr) => {
@@ -295,7 +315,11 @@ impl Qp {
                 self.base.reset();
                 rc.reset();
             }
-            QpModify::ToSqd | QpModify::SqdToRts | QpModify::ToErr => {}
+            QpModify::Change(change) => {
+                self.base.change(change);
+                rc.change(&self.base);
+            }
+            QpModify::ToSqd | QpModify::SqdToRts | QpModify::SqeToRts | QpModify::ToErr => {}
         }
         self.base.state = to;
         if to == QpState::Sqd {

@@ -27,9 +27,14 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
         }
         let want = match wr.op {
             SendOp::Read { .. } => Access::LOCAL_WRITE,
-            SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. } => {
-                Access::empty()
-            }
+            SendOp::CmpSwap { .. } | SendOp::FetchAdd { .. } => Access::LOCAL_WRITE,
+            SendOp::Send
+            | SendOp::SendImm(_)
+            | SendOp::SendInv { .. }
+            | SendOp::Write { .. }
+            | SendOp::WriteImm { .. }
+            | SendOp::BindMw { .. }
+            | SendOp::LocalInv { .. } => Access::empty(),
         };
         (message_len(base, wr.sg_list, want, memory)?, wr.sg_list)
     };
@@ -81,6 +86,11 @@ fn check_op(base: &Base, wr: &SendWr<'_>) -> Result<(), PostError> {
     let read = match wr.op {
         SendOp::Read { .. } => true,
         SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. } => false,
+        SendOp::SendInv { .. }
+        | SendOp::CmpSwap { .. }
+        | SendOp::FetchAdd { .. }
+        | SendOp::BindMw { .. }
+        | SendOp::LocalInv { .. } => return Err(PostError::BadOp),
     };
     match base.attr.qp_type {
         QpType::Rc => {

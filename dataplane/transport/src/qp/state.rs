@@ -15,6 +15,10 @@ pub enum QpEvent {
     ToSqd,
     /// [`QpModify::SqdToRts`].
     SqdToRts,
+    /// [`QpModify::SqeToRts`].
+    SqeToRts,
+    /// [`QpModify::Change`].
+    Change,
     /// [`QpModify::ToErr`].
     ToErr,
     /// [`QpModify::ToReset`].
@@ -23,12 +27,14 @@ pub enum QpEvent {
 
 impl QpEvent {
     /// All of them.
-    pub const ALL: [QpEvent; 7] = [
+    pub const ALL: [QpEvent; 9] = [
         QpEvent::ToInit,
         QpEvent::ToRtr,
         QpEvent::ToRts,
         QpEvent::ToSqd,
         QpEvent::SqdToRts,
+        QpEvent::SqeToRts,
+        QpEvent::Change,
         QpEvent::ToErr,
         QpEvent::ToReset,
     ];
@@ -41,13 +47,15 @@ impl QpEvent {
             QpModify::ToRts(_) => QpEvent::ToRts,
             QpModify::ToSqd => QpEvent::ToSqd,
             QpModify::SqdToRts => QpEvent::SqdToRts,
+            QpModify::SqeToRts => QpEvent::SqeToRts,
+            QpModify::Change(_) => QpEvent::Change,
             QpModify::ToErr => QpEvent::ToErr,
             QpModify::ToReset => QpEvent::ToReset,
         }
     }
 }
 
-/// Transitions of a reliable connection.
+/// Transitions. SQE is for UC and UD only.
 pub const QP_TABLE: &[(QpState, QpEvent, QpState)] = {
     use QpEvent::*;
     use QpState::*;
@@ -58,6 +66,10 @@ pub const QP_TABLE: &[(QpState, QpEvent, QpState)] = {
         (Rtr, ToRts, Rts),
         (Rts, ToSqd, Sqd),
         (Sqd, SqdToRts, Rts),
+        (Sqe, SqeToRts, Rts),
+        (Init, Change, Init),
+        (Rts, Change, Rts),
+        (Sqd, Change, Sqd),
         (Init, ToErr, Err),
         (Rtr, ToErr, Err),
         (Rts, ToErr, Err),
@@ -74,7 +86,7 @@ pub const QP_TABLE: &[(QpState, QpEvent, QpState)] = {
     ]
 };
 
-/// Where `event` leads from `from`; `None` where it is refused.
+/// Where `event` leads from `from`; `None` where it is refused. (A reliable connection is never in SQE.)
 pub fn step(from: QpState, event: QpEvent) -> Option<QpState> {
     QP_TABLE.iter().find(|(state, on, _)| *state == from && *on == event).map(|(_, _, to)| *to)
 }

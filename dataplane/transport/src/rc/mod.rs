@@ -51,6 +51,16 @@ impl Rc {
         self.requester = Requester::start(base, rts);
     }
 
+    /// Attributes changed while the state stayed.
+    pub(crate) fn change(&mut self, base: &Base) {
+        if let Some(rtr) = &base.rtr {
+            self.responder.change(rtr);
+        }
+        if let Some(rts) = &base.rts {
+            self.requester.change(rts);
+        }
+    }
+
     pub(crate) fn reset(&mut self) {
         self.requester = Requester::default();
         self.responder.reset();

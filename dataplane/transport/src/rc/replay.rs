@@ -89,6 +89,12 @@ impl Reads {
         self.held = 0;
     }
 
+    /// Holds at most `limit` from now on: the newest of what it holds stay. What is owed is still answered.
+    pub(super) fn limit(&mut self, limit: u8) {
+        self.limit = u32::from(limit).min(SLOTS);
+        self.held = self.held.min(self.limit.max(self.owed()));
+    }
+
     /// Forgets what is to be sent; what is remembered stays.
     pub(super) fn abandon(&mut self) {
         self.emit = self.tail;

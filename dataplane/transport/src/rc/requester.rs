@@ -6,7 +6,7 @@
 
 use ferroce_mem::{Access, Memory, PdId};
 use ferroce_verbs::{PathMtu, QpState, RtsAttrs, SendFlags, SendOp, WcStatus};
-use ferroce_wire::{Bth, DmaLen, Ext, Part, Psn, Reth};
+use ferroce_wire::{Bth, DmaLen, Ext, Opcode, Part, Psn, Reth};
 
 use crate::counters::QpCounter;
 use crate::qp::Base;
@@ -123,6 +123,18 @@ impl Requester {
         }
     }
 
+    /// Attributes changed. Counters that ran keep what they have left, as far as it is allowed now.
+    pub(crate) fn change(&mut self, rts: &RtsAttrs) {
+        self.rts = *rts;
+        self.timeout_ns = ack_timeout_ns(rts.timeout);
+        self.retries_left = self.retries_left.min(rts.retry_cnt);
+        self.rnr_left = self.rnr_left.min(rts.rnr_retry);
+        if self.una == self.next {
+            self.retries_left = rts.retry_cnt;
+            self.rnr_left = rts.rnr_retry;
+        }
+    }
+
     /// Sends the packet at the cursor, if anything allows it.
     #[inline]
     pub(crate) fn poll_request<S: FrameSink>(
@@ -182,7 +194,7 @@ impl Requester {
         let SendOp::Read { remote_addr, rkey } = entry.op else { return Transmit::Idle };
         let packets = entry.packets;
         let offset = segment::offset(self.cursor_packet, self.mtu);
-        let mut bth = base.bth(segment::request_opcode(&entry.op, Part::Only), self.cursor_psn);
+        let mut bth = base.bth(Opcode::RcReadRequest, self.cursor_psn);
         bth.ack_req = true;
         let len = DmaLen(entry.len.saturating_sub(offset));
         let reth = Reth { addr: remote_addr.advance(u64::from(offset)), rkey, len };
@@ -211,7 +223,8 @@ impl Requester {
         let index = self.cursor_packet;
         let part = segment::part(0, index, entry.packets);
         let last = matches!(part, Part::Last | Part::Only);
-        let mut bth = base.bth(segment::request_opcode(&entry.op, part), self.cursor_psn);
+        let Some(opcode) = segment::request_opcode(&entry.op, part) else { return Transmit::Idle };
+        let mut bth = base.bth(opcode, self.cursor_psn);
         bth.ack_req = last || self.since_ask.saturating_add(1) >= ASK_EVERY;
         bth.solicited =
             last && entry.flags.contains(SendFlags::SOLICITED) && !matches!(entry.op, SendOp::Write { .. });
@@ -299,7 +312,12 @@ fn data_ext(entry: &SendEntry, part: Part) -> Ext {
         SendOp::SendImm(imm) => (None, Some(imm)),
         SendOp::Write { remote_addr, rkey } => (Some((remote_addr, rkey)), None),
         SendOp::WriteImm { remote_addr, rkey, imm } => (Some((remote_addr, rkey)), Some(imm)),
-        SendOp::Read { .. } => (None, None),
+        SendOp::Read { .. }
+        | SendOp::SendInv { .. }
+        | SendOp::CmpSwap { .. }
+        | SendOp::FetchAdd { .. }
+        | SendOp::BindMw { .. }
+        | SendOp::LocalInv { .. } => (None, None),
     };
     let reth = target.filter(|_| first).map(|(addr, rkey)| Reth { addr, rkey, len: DmaLen(entry.len) });
     Ext { reth, imm: imm.filter(|_| last), ..Ext::NONE }

@@ -107,6 +107,15 @@ impl Responder {
         self.reads.start(rtr.max_dest_rd_atomic);
     }
 
+    /// Attributes changed.
+    pub(crate) fn change(&mut self, rtr: &RtrAttrs) {
+        self.min_rnr_timer = rtr.min_rnr_timer;
+        if self.max_dest != rtr.max_dest_rd_atomic {
+            self.max_dest = rtr.max_dest_rd_atomic;
+            self.reads.limit(rtr.max_dest_rd_atomic);
+        }
+    }
+
     pub(crate) fn reset(&mut self) {
         self.expected = Psn::default();
         self.msn = Msn::default();

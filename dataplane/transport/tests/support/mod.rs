@@ -99,6 +99,7 @@ impl Setup {
             recv_cq: CqId(0),
             cap: self.cap,
             sq_sig_all: self.sq_sig_all,
+            srq: None,
         }
     }
 }
@@ -226,13 +227,13 @@ impl Host {
         self.next_id - 1
     }
     pub fn post(&mut self, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<u64, PostError> {
-        let wr = SendWr { wr_id: self.next_id, op, sg_list: sges, inline: &[], flags };
+        let wr = SendWr { wr_id: self.next_id, op, sg_list: sges, inline: &[], flags, ud: None };
         self.qp.post_send(&wr, &self.memory)?;
         Ok(self.id())
     }
     pub fn post_inline(&mut self, op: SendOp, bytes: &[u8]) -> Result<u64, PostError> {
         let flags = SendFlags::SIGNALED | SendFlags::INLINE;
-        let wr = SendWr { wr_id: self.next_id, op, sg_list: &[], inline: bytes, flags };
+        let wr = SendWr { wr_id: self.next_id, op, sg_list: &[], inline: bytes, flags, ud: None };
         self.qp.post_send(&wr, &self.memory)?;
         Ok(self.id())
     }

@@ -199,6 +199,7 @@ impl World {
             sg_list: if inline { &[] } else { &sges },
             inline: if inline { &bytes } else { &[] },
             flags,
+            ud: None,
         };
         if let Err(error) = self.host.qp.post_send(&wr, &self.host.memory) {
             self.out.push(format!("refused {error:?}"));
