@@ -296,7 +296,8 @@ fn window_keys_are_nobody_elses_and_copies_of_a_table_agree() {
         cursor = next;
     }
     let mut live: Vec<u32> = windows.iter().map(|info| info.rkey.0).collect();
-    (listed.sort_unstable(), live.sort_unstable());
+    listed.sort_unstable();
+    live.sort_unstable();
     assert_eq!(listed, live);
     assert_eq!(replica.replicate_window(Rkey(windows[0].rkey.0 | 1), PD), Err(RegisterError::BadKey));
     assert_eq!(Memory::with_windows(4, 0, SECRET).alloc_window(PD), Err(RegisterError::Full));
@@ -330,7 +331,7 @@ fn what_a_queue_pair_leaves_behind_is_found_whatever_went_before() {
     let mut keys: Vec<Rkey> = (0..6).map(|_| memory.alloc_window(PD).expect("free").rkey).collect();
     // Six windows of two queue pairs in one chain (the numbers differ by its eight); two are taken out one by one.
     for (first, second) in (0..36).map(|n| (n / 6, n % 6)).filter(|(first, second)| first != second) {
-        let qp = |at: usize| qpn(if at % 3 == 0 { 9 } else { 1 });
+        let qp = |at: usize| qpn(if at.is_multiple_of(3) { 9 } else { 1 });
         for (at, key) in keys.iter_mut().enumerate() {
             *key = inc_rkey(*key);
             let bind = Bind { rkey: *key, lkey: mr.lkey, addr: 0, len: 1, access: READ };

@@ -68,7 +68,11 @@ impl Region {
             unsafe { rustix::mm::madvise(region.base.as_ptr().cast(), region.len, Advice::LinuxHugepage) }
                 .map_err(|e| fail("MADV_HUGEPAGE", e))?;
         }
-        region.populate().map_err(|e| fail("MADV_POPULATE_WRITE", e))?;
+        if let Err(errno) = region.populate() {
+            // Given back first: the refusal counts what is free, and this had promises on some.
+            drop(region);
+            return Err(fail("MADV_POPULATE_WRITE", errno));
+        }
         if kind == PageKind::Thp && region.joined_bytes() == Some(0) {
             return Err(ArenaError::new(
                 "pages",
