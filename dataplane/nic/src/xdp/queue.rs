@@ -134,7 +134,7 @@ fn receive<F: FnMut(RxFrame<'_>)>(
             }
             None => counters.rx_bad.add(1),
         }
-        // The ring has an entry for each receive chunk, so it takes this one back.
+        // The ring has two entries for each receive chunk (`SocketPlan::fill_entries`), so it takes this one back.
         let returned = socket.fill.push(chunk);
         debug_assert!(returned.is_ok(), "the fill ring has room for all its chunks");
     }
@@ -207,8 +207,11 @@ impl PortQueue for XdpQueue {
                 self.shared.tx_bytes.add(len as u64);
                 self.unsent = true;
             }
-            // Cannot be: there are no more chunks than entries.
-            Err(chunk) => sender.free.push(chunk),
+            // Only if the kernel gave a chunk back before it said that it took its entry: the frame is lost, counted.
+            Err(chunk) => {
+                self.shared.tx_no_room.add(1);
+                sender.free.push(chunk);
+            }
         }
     }
 

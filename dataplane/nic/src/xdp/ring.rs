@@ -369,6 +369,24 @@ mod tests {
             }
         }
 
+        /// The kernel shows frames in the receive ring before it publishes that it took their chunks from the fill ring
+        /// (`xsk_flush`): all chunks can come back while the ring still looks full of them.
+        #[test]
+        fn the_fill_ring_takes_back_what_the_kernel_has_not_said_it_took(log in 0u32..8, start in any::<u32>(),
+                                                                         rounds in 1usize..4) {
+            let chunks = 1u32 << log;
+            let mut ring = Loop::new(super::super::socket::SocketPlan::fill_entries(chunks), start);
+            for chunk in 0..chunks { prop_assert!(ring.producer.push(chunk.into())); }
+            ring.producer.publish();
+            for _ in 0..rounds {
+                let taken: Vec<u64> = std::iter::from_fn(|| ring.consumer.pop()).collect();
+                prop_assert_eq!(taken.len(), chunks as usize);
+                for chunk in taken { prop_assert!(ring.producer.push(chunk), "chunk {} is lost", chunk); }
+                ring.consumer.release();
+                ring.producer.publish();
+            }
+        }
+
         /// Whatever the other side writes into its index, no access leaves the slots.
         #[test]
         fn a_wild_index_stays_inside(wild in any::<u32>()) {

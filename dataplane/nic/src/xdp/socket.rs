@@ -34,7 +34,7 @@ pub(super) struct SocketPlan<'p> {
     pub index: u32,
     /// Receive queue.
     pub queue: u32,
-    /// Entries of the receive and fill rings.
+    /// Entries of the receive ring, and chunks to receive into.
     pub rx_ring: u32,
     /// Entries of the transmit and completion rings; 0 for a socket that never sends.
     pub tx_ring: u32,
@@ -48,6 +48,13 @@ impl SocketPlan<'_> {
     /// Chunks of the UMEM.
     pub fn chunks(rx_ring: u32, tx_ring: u32) -> u32 {
         rx_ring.saturating_add(tx_ring)
+    }
+
+    /// Entries of the fill ring: two for each receive chunk. The kernel shows a burst in the receive ring before it
+    /// says that it took the burst's chunks from the fill ring, so for a moment a chunk that comes back needs another
+    /// entry than the one that it left by. A chunk that finds none would be lost for good.
+    pub const fn fill_entries(rx_ring: u32) -> u32 {
+        rx_ring.saturating_mul(2)
     }
 }
 
@@ -120,7 +127,8 @@ impl Socket {
         };
         sockopt::set_xdp_umem_reg(&fd, registration).map_err(what("UMEM registration"))?;
         let completions = if plan.tx_ring == 0 { IDLE_COMPLETIONS } else { plan.tx_ring };
-        sockopt::set_xdp_umem_fill_ring_size(&fd, plan.rx_ring).map_err(what("fill ring"))?;
+        let fill_entries = SocketPlan::fill_entries(plan.rx_ring);
+        sockopt::set_xdp_umem_fill_ring_size(&fd, fill_entries).map_err(what("fill ring"))?;
         sockopt::set_xdp_umem_completion_ring_size(&fd, completions).map_err(what("completion ring"))?;
         sockopt::set_xdp_rx_ring_size(&fd, plan.rx_ring).map_err(what("receive ring"))?;
         if plan.tx_ring != 0 {
@@ -131,7 +139,7 @@ impl Socket {
         }
         let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(what("ring offsets"))?;
         let mut fill =
-            FillRing::map(fd.as_fd(), &offsets.fr, plan.rx_ring).map_err(what("mapping the fill ring"))?;
+            FillRing::map(fd.as_fd(), &offsets.fr, fill_entries).map_err(what("mapping the fill ring"))?;
         let rx =
             RxRing::map(fd.as_fd(), &offsets.rx, plan.rx_ring).map_err(what("mapping the receive ring"))?;
         let completions = CompletionRing::map(fd.as_fd(), &offsets.cr, completions)
