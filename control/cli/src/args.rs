@@ -473,6 +473,16 @@ pub struct ConnectArgs {
     /// Worker on both sides [default: the next in turn]
     #[arg(long)]
     pub worker: Option<u8>,
+    /// ACK timeout, 4.096 us x 2^N: 14 is 67 ms. On a host that may keep a
+    /// worker from running for long, take more
+    #[arg(long, default_value_t = 14)]
+    pub timeout_exponent: u8,
+    /// Transport retries
+    #[arg(long, default_value_t = 7)]
+    pub retry_cnt: u8,
+    /// RNR retries; 7 is for ever
+    #[arg(long, default_value_t = 6)]
+    pub rnr_retry: u8,
 }
 
 /// What moves the data.

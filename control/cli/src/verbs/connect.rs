@@ -22,6 +22,9 @@ pub fn connect(global: &Global, printer: &Printer, args: ConnectArgs) -> Result<
         dgid: gid("--dgid", args.dgid.as_ref())?,
         traffic_class: args.traffic_class,
         worker: args.worker,
+        timeout: args.timeout_exponent,
+        retry_cnt: args.retry_cnt,
+        rnr_retry: args.rnr_retry,
         ..ConnectParams::new(args.dev, args.peer)
     };
     let made: ConnectResult = Client::open(global)?.call(rpc::CONNECT, &params)?;

@@ -158,7 +158,7 @@ fn row(args: &MeasureArgs, result: &PerfRunResult) -> Row {
         row = row
             .cell("rtt_ns_mean", rtt.mean_ns)
             .cell("rtt_ns_stdev", rtt.stdev_ns)
-            .cell("samples", rtt.samples);
+            .cell("rtt_samples", rtt.samples);
     }
     row.cell("gbytes_per_s", result.gbytes_per_s).cell("msgs_per_s", result.msgs_per_s)
 }

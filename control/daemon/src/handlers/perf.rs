@@ -78,6 +78,8 @@ struct Pair<'c> {
     client_side: Side,
     server_side: Side,
     path_mtu: PathMtu,
+    /// Receives that the queue pairs hold.
+    rx_depth: u32,
 }
 
 struct Side {
@@ -164,6 +166,7 @@ async fn fresh<'c>(
         client_side: side(&made.local),
         server_side: side(&made.remote),
         path_mtu: made.path_mtu,
+        rx_depth: rx_depth(params),
     })
 }
 
@@ -195,6 +198,7 @@ async fn existing<'c>(
         client_side: Side { qpn: ours.qpn, mr: client_mr },
         server_side: Side { qpn: theirs.qpn, mr: server_mr },
         path_mtu: rtr.path_mtu,
+        rx_depth: rx_depth(params).min(ours.cap.max_recv_wr).min(theirs.cap.max_recv_wr).max(1),
     })
 }
 
@@ -224,7 +228,6 @@ fn spec(
     spec.iterations = params.iterations;
     spec.warmup = params.warmup;
     spec.depth = params.depth;
-    spec.rx_depth = rx_depth(params);
     spec.inline_bytes = params.inline_bytes;
     spec.check_data = params.check_data;
     spec.deadline_ms = params.deadline_ms;
@@ -241,7 +244,8 @@ async fn start<'c>(
         PerfRole::Client => ("start client", pair.client, &pair.client_side, &pair.server_side),
         PerfRole::Server => ("start server", pair.server, &pair.server_side, &pair.client_side),
     };
-    let spec = spec(params, role, own.qpn, &own.mr, Some(&peer.mr));
+    let mut spec = spec(params, role, own.qpn, &own.mr, Some(&peer.mr));
+    spec.rx_depth = pair.rx_depth;
     match ledger.make(step, link, Command::PerfStart(Box::new(spec))).await? {
         Response::PerfStarted { id } => Ok(id),
         other => Err(StepError::new(step, link, link.unexpected(&other))),
