@@ -310,12 +310,20 @@ pub struct PerfRunParams {
     /// Messages of at most so many bytes are posted inline (send, write).
     #[serde(default)]
     pub inline_bytes: u32,
+    /// ACK timeout of the pair that is made: 4.096 us x 2^timeout, 1 ..= 31. Longer than a connection's default, as a
+    /// measurement ends by its deadline anyway, and a worker that is kept from running is slow, not dead.
+    #[serde(default = "default_perf_timeout")]
+    pub timeout: u8,
     /// A queue pair of `client` that is connected to one of `server`, to use instead of a new pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qpn: Option<u32>,
     /// Worker on both sides; none: the next in turn on each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u8>,
+}
+
+fn default_perf_timeout() -> u8 {
+    17
 }
 
 fn default_depth() -> u32 {

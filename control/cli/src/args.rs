@@ -545,6 +545,9 @@ pub struct MeasureArgs {
     /// Worker on both sides [default: the next in turn]
     #[arg(long)]
     pub worker: Option<u8>,
+    /// ACK timeout of a new pair, 4.096 us x 2^N: 17 is 0.54 s
+    #[arg(long, default_value_t = 17)]
+    pub timeout_exponent: u8,
     /// Fail when it takes longer, seconds
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub deadline: u32,

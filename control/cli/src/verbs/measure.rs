@@ -60,6 +60,7 @@ fn params(args: &MeasureArgs, size_bytes: u32) -> PerfRunParams {
         deadline_ms: args.deadline.saturating_mul(1000),
         check_data: args.check,
         inline_bytes: args.inline_size,
+        timeout: args.timeout_exponent,
         qpn: args.lqpn,
         worker: args.worker,
     }

@@ -65,6 +65,9 @@ fn check(params: &PerfRunParams) -> Result<(), ApiError> {
     if params.deadline_ms == 0 || params.deadline_ms > MAX_DEADLINE_MS {
         return refuse("deadline_ms", params.deadline_ms.into(), "1 to 600000");
     }
+    if !(1..=31).contains(&params.timeout) {
+        return refuse("timeout", params.timeout.into(), "1 to 31; 0 would wait for ever");
+    }
     if params.client == params.server {
         return Err(ApiError::new(Code::Invalid, "server", &params.server, "another device than client"));
     }
@@ -150,6 +153,7 @@ async fn fresh<'c>(
         spec(params, PerfRole::Client, Qpn::default(), &MrResult::default(), None).region_bytes();
     connection.path_mtu = params.path_mtu;
     connection.worker = params.worker;
+    connection.timeout = params.timeout;
     let cap = QpCap {
         // A latency test needs two: the answer may come before the acknowledgement.
         max_send_wr: params.depth.max(2),
