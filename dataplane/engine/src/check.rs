@@ -3,8 +3,8 @@
 
 use ferroce_transport::ModifyError;
 use ferroce_verbs::{
-    DeviceAttr, PathMtu, QpCap, QpInitAttr, QpModify, QpState, QpType, RtrAttrs, RtsAttrs, VerbsError,
-    error::VerbsErrorKind,
+    AddressVector, DeviceAttr, PathMtu, QpCap, QpInitAttr, QpModify, QpState, QpType, RtrAttrs, RtsAttrs,
+    VerbsError, error::VerbsErrorKind,
 };
 
 use crate::device::Netdev;
@@ -54,51 +54,65 @@ pub(crate) fn qp_init(attr: &QpInitAttr, limits: &DeviceAttr) -> Result<(), Verb
 }
 
 /// Attributes of a transition.
-pub(crate) fn modify(modify: &QpModify, netdev: &Netdev) -> Result<(), VerbsError> {
+pub(crate) fn modify(modify: &QpModify, qp_type: QpType, netdev: &Netdev) -> Result<(), VerbsError> {
     match modify {
-        QpModify::ToRtr(rtr) => to_rtr(rtr, netdev),
-        QpModify::ToRts(rts) => to_rts(rts),
-        QpModify::ToInit(_)
+        QpModify::ToRtr(rtr) => to_rtr(rtr, qp_type, netdev),
+        QpModify::ToRts(rts) if qp_type == QpType::Rc => to_rts(rts),
+        QpModify::Change(change) => change.av.as_ref().map_or(Ok(()), |av| path(av, netdev)),
+        QpModify::ToRts(_)
+        | QpModify::ToInit(_)
         | QpModify::ToSqd
         | QpModify::SqdToRts
         | QpModify::SqeToRts
-        | QpModify::Change(_)
         | QpModify::ToErr
         | QpModify::ToReset => Ok(()),
     }
 }
 
-fn to_rtr(rtr: &RtrAttrs, netdev: &Netdev) -> Result<(), VerbsError> {
+fn to_rtr(rtr: &RtrAttrs, qp_type: QpType, netdev: &Netdev) -> Result<(), VerbsError> {
     path_mtu(rtr.path_mtu, netdev.info.mtu)?;
-    if !netdev.gids.contains(&rtr.av.sgid) {
+    range("class", rtr.class.0.into(), 0, MAX_CLASSES as u64 - 1)?;
+    if qp_type == QpType::Ud {
+        // Each datagram has a path of its own.
+        return Ok(());
+    }
+    path(&rtr.av, netdev)?;
+    range("dest_qp_num", rtr.dest_qpn.get().into(), 2, 0xff_fffe)?;
+    if qp_type == QpType::Uc {
+        return Ok(());
+    }
+    range("min_rnr_timer", rtr.min_rnr_timer.into(), 0, 31)
+}
+
+/// The path of a queue pair or of an address handle.
+pub(crate) fn path(av: &AddressVector, netdev: &Netdev) -> Result<(), VerbsError> {
+    if !netdev.gids.contains(&av.sgid) {
         let have: Vec<String> = netdev.gids.iter().map(|g| g.to_ip().to_string()).collect();
         return Err(refuse(
             VerbsErrorKind::Invalid,
             "ah_attr.sgid",
-            rtr.av.sgid.to_ip(),
+            av.sgid.to_ip(),
             format!("an address of this device ({})", have.join(", ")),
             "",
         ));
     }
-    if rtr.av.sgid.is_ipv4() != rtr.av.dgid.is_ipv4() {
+    if av.sgid.is_ipv4() != av.dgid.is_ipv4() {
         return Err(refuse(
             VerbsErrorKind::Invalid,
             "ah_attr.dgid",
-            rtr.av.dgid.to_ip(),
-            format!("an address of the family of {}", rtr.av.sgid.to_ip()),
+            av.dgid.to_ip(),
+            format!("an address of the family of {}", av.sgid.to_ip()),
             "choose another source address",
         ));
     }
-    range("ah_attr.flow_label", rtr.av.flow_label.into(), 0, 0xf_ffff)?;
-    range("ah_attr.sl", rtr.av.sl.into(), 0, 7)?;
-    range("ah_attr.hop_limit", rtr.av.hop_limit.into(), 1, 255)?;
-    if let Some(tag) = rtr.av.vlan {
+    range("ah_attr.flow_label", av.flow_label.into(), 0, 0xf_ffff)?;
+    range("ah_attr.sl", av.sl.into(), 0, 7)?;
+    range("ah_attr.hop_limit", av.hop_limit.into(), 1, 255)?;
+    if let Some(tag) = av.vlan {
         range("ah_attr.vlan.pcp", tag.pcp.into(), 0, 7)?;
         range("ah_attr.vlan.vid", tag.vid.into(), 0, 4094)?;
     }
-    range("class", rtr.class.0.into(), 0, MAX_CLASSES as u64 - 1)?;
-    range("dest_qp_num", rtr.dest_qpn.get().into(), 2, 0xff_fffe)?;
-    range("min_rnr_timer", rtr.min_rnr_timer.into(), 0, 31)
+    Ok(())
 }
 
 fn to_rts(rts: &RtsAttrs) -> Result<(), VerbsError> {

@@ -5,24 +5,37 @@
 
 use std::sync::Arc;
 
-use ferroce_mem::Lkey;
 use ferroce_mem::memory::RegisterError;
+use ferroce_mem::{DeregisterError, Lkey, PdId};
 use ferroce_transport::{ModifyError, QpCounters};
-use ferroce_verbs::{ClassId, CqId, QpInfo, QpModify, Qpn};
+use ferroce_verbs::{ClassId, CqId, QpInfo, QpModify, Qpn, Rkey};
 
 use crate::app::AppPort;
 use crate::cq::Cq;
 use crate::demux::QpSlot;
 use crate::device::Netdev;
 use crate::mailbox::{Mailbox, Registration};
+use crate::mcast::Member;
 use crate::sched::Share;
 
 /// A command.
 pub(crate) enum Command {
     /// Enter a region into the key table.
     Register(Registration),
+    /// Let no new window and no new work name it, if nothing does now.
+    CloseMr(Lkey),
+    /// Undo that.
+    ReopenMr(Lkey),
     /// Take it out again.
     Deregister(Lkey),
+    /// Take over a window.
+    AllocMw { rkey: Rkey, pd: PdId },
+    /// Free it.
+    DeallocMw(Rkey),
+    /// A queue pair, here or on another worker, receives what is sent to a group.
+    JoinGroup(Member),
+    /// No longer.
+    LeaveGroup(Member),
     /// Take over a completion queue.
     CreateCq { index: u32, cq: Box<Cq> },
     /// Give it back.
@@ -63,6 +76,10 @@ pub(crate) enum Answer {
     NotFound,
     /// The key table refused.
     Key(RegisterError),
+    /// The region is in use.
+    Busy(DeregisterError),
+    /// There is no room.
+    Full,
     /// The transition was refused.
     Modify(ModifyError),
 }

@@ -10,23 +10,30 @@ use ferroce_mem::memory::RegisterError;
 use ferroce_mem::os::Block;
 use ferroce_mem::{Access, Lkey, Memory, PdId};
 use ferroce_verbs::error::VerbsErrorKind;
-use ferroce_verbs::{CqId, QpInitAttr, Qpn, VerbsError};
+use ferroce_verbs::{AhId, ChannelId, CqId, Gid, QpInitAttr, QpType, Qpn, VerbsError};
 
+use crate::channel::{Channels, CqEvents};
 use crate::check::refuse;
 use crate::device::{MAX_PD, not_found};
 use crate::mailbox::Registration;
 use crate::number::{NoNumber, QpnAllocator, QpnLayout};
+use crate::objects::MwRecord;
 
 /// A completion queue.
 pub(crate) struct CqRecord {
     pub worker: u8,
     /// Queue pairs that use it, counted once per direction.
     pub users: u32,
+    /// Where its events go.
+    pub channel: Option<(ChannelId, Arc<CqEvents>)>,
+    /// Events taken from the channel and not acknowledged.
+    pub unacked: u32,
 }
 
 /// A queue pair.
 pub(crate) struct QpRecord {
     pub worker: u8,
+    pub qp_type: QpType,
     pd: PdId,
     send_cq: CqId,
     recv_cq: CqId,
@@ -50,10 +57,17 @@ pub(crate) struct Control {
     pds: HashMap<PdId, u32>,
     next_pd: u32,
     mrs: HashMap<Lkey, MrRecord>,
-    cqs: HashMap<CqId, CqRecord>,
+    pub cqs: HashMap<CqId, CqRecord>,
     pub qps: HashMap<Qpn, QpRecord>,
     /// The device's own key table: it chooses keys, the workers' tables take them over.
-    keys: Memory,
+    pub keys: Memory,
+    /// Windows, by the upper bits of their keys.
+    pub mws: HashMap<u32, MwRecord>,
+    pub ahs: HashMap<AhId, PdId>,
+    pub next_ah: u64,
+    pub channels: Channels,
+    /// Multicast groups and their members.
+    pub groups: HashMap<Gid, Vec<Qpn>>,
     cq_numbers: Vec<CqNumbers>,
     qpns: Vec<QpnAllocator>,
     /// Attachments of application threads, and what each has.
@@ -75,6 +89,11 @@ impl Control {
             cqs: HashMap::new(),
             qps: HashMap::new(),
             keys: Memory::new(max_mr, secret),
+            mws: HashMap::new(),
+            ahs: HashMap::new(),
+            next_ah: 0,
+            channels: Channels::default(),
+            groups: HashMap::new(),
             cq_numbers: (0..workers)
                 .map(|_| CqNumbers { free: (0..=cqs).collect(), generations: vec![0; cqs as usize + 1] })
                 .collect(),
@@ -141,18 +160,20 @@ impl Control {
                 VerbsErrorKind::Busy,
                 "pd",
                 format!("to free pd {}", pd.0),
-                format!("when nothing belongs to it; {users} regions and queue pairs do"),
+                format!(
+                    "when nothing belongs to it; {users} regions, windows, address handles and queue pairs do"
+                ),
                 "destroy those first",
             )),
         }
     }
 
-    fn use_pd(&mut self, pd: PdId) -> Result<(), VerbsError> {
+    pub fn use_pd(&mut self, pd: PdId) -> Result<(), VerbsError> {
         *self.pds.get_mut(&pd).ok_or_else(|| not_found("pd", pd.0))? += 1;
         Ok(())
     }
 
-    fn leave_pd(&mut self, pd: PdId) {
+    pub fn leave_pd(&mut self, pd: PdId) {
         if let Some(users) = self.pds.get_mut(&pd) {
             *users = users.saturating_sub(1);
         }
@@ -209,8 +230,12 @@ impl Control {
         self.cqs.get(&cq).ok_or_else(|| not_found("cq", format!("{:#010x}", cq.0)))
     }
 
-    /// A handle and its index on `worker`.
-    pub fn new_cq(&mut self, worker: u8) -> Result<(CqId, u32), VerbsError> {
+    /// A handle and its index on `worker`; its events go to `channel`.
+    pub fn new_cq(
+        &mut self,
+        worker: u8,
+        channel: Option<ChannelId>,
+    ) -> Result<(CqId, u32, Option<Arc<CqEvents>>), VerbsError> {
         let numbers = self.cq_numbers.get_mut(worker as usize).ok_or_else(|| not_found("worker", worker))?;
         if self.cqs.len() >= self.max_cq as usize {
             return Err(exhausted("cq", self.max_cq));
@@ -218,14 +243,27 @@ impl Control {
         let index = numbers.free.pop_front().ok_or_else(|| exhausted("cq", self.max_cq))?;
         let generation = numbers.generations.get(index as usize).copied().unwrap_or(0);
         let id = CqId((u32::from(worker) << 24) | (u32::from(generation) << 16) | u32::from(index));
-        self.cqs.insert(id, CqRecord { worker, users: 0 });
-        Ok((id, u32::from(index)))
+        let channel =
+            match channel.map(|channel| self.channels.join(channel, id).map(|events| (channel, events))) {
+                Some(Ok(channel)) => Some(channel),
+                None => None,
+                Some(Err(why)) => {
+                    numbers.free.push_front(index);
+                    return Err(why);
+                }
+            };
+        let events = channel.as_ref().map(|(_, events)| events.clone());
+        self.cqs.insert(id, CqRecord { worker, users: 0, channel, unacked: 0 });
+        Ok((id, u32::from(index), events))
     }
 
     pub fn cq_gone(&mut self, cq: CqId) {
-        if let Some(record) = self.cqs.remove(&cq)
-            && let Some(numbers) = self.cq_numbers.get_mut(record.worker as usize)
-        {
+        let Some(record) = self.cqs.remove(&cq) else { return };
+        if let Some((channel, events)) = record.channel {
+            events.retire();
+            self.channels.leave(channel);
+        }
+        if let Some(numbers) = self.cq_numbers.get_mut(record.worker as usize) {
             let index = (cq.0 & 0xffff) as u16;
             if let Some(generation) = numbers.generations.get_mut(index as usize) {
                 *generation = generation.wrapping_add(1);
@@ -281,7 +319,13 @@ impl Control {
                 cq.users += 1;
             }
         }
-        let record = QpRecord { worker, pd: attr.pd, send_cq: attr.send_cq, recv_cq: attr.recv_cq };
+        let record = QpRecord {
+            worker,
+            qp_type: attr.qp_type,
+            pd: attr.pd,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+        };
         self.qps.insert(qpn, record);
         Ok((qpn, parts.index))
     }
@@ -300,7 +344,7 @@ impl Control {
     }
 }
 
-fn exhausted(attribute: &str, max: u32) -> VerbsError {
+pub(crate) fn exhausted(attribute: &str, max: u32) -> VerbsError {
     refuse(
         VerbsErrorKind::Exhausted,
         attribute,

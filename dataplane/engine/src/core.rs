@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
-use ferroce_mem::Memory;
+use ferroce_mem::{DeregisterError, Memory};
 use ferroce_transport::{Completion, Instant, Notice};
 use ferroce_verbs::{AsyncEvent, CqId, QpModify, Qpn};
 use ferroce_wire::NakCode;
@@ -20,6 +20,7 @@ use crate::cq::Cq;
 use crate::demux::{PathHeaders, QpSlot, QpTable};
 use crate::device::Netdev;
 use crate::event::{EngineEvent, EngineEventKind, FaultDetail};
+use crate::mcast::Groups;
 use crate::number::QpnLayout;
 use crate::sched::Sched;
 use crate::stats::{Counter, WorkerBlock};
@@ -50,6 +51,7 @@ pub struct WorkerCore {
     pub(crate) memory: Memory,
     pub(crate) qps: QpTable,
     pub(crate) cqs: CqTable,
+    pub(crate) groups: Groups,
     pub(crate) sched: Sched,
     pub(crate) wheel: Wheel,
     pub(crate) icrc: IcrcMode,
@@ -102,6 +104,7 @@ impl WorkerCore {
             memory: Memory::new(init.max_mr, init.secret),
             qps: QpTable::new(init.layout, init.id, init.workers, init.max_qp),
             cqs: CqTable((0..init.max_cq).map(|_| None).collect()),
+            groups: Groups::new(),
             sched: Sched::new(slots),
             wheel: Wheel::new(slots * 2, now),
             icrc: init.icrc,
@@ -176,7 +179,7 @@ impl WorkerCore {
                 let at = slot.recv_cq;
                 let Some(cq) = self.cqs.at(at) else { return };
                 match cq.push(wc) {
-                    Ok(due) => (cq.id(), due),
+                    Ok(due) => (cq, due),
                     Err(_) => return self.overflow(index, at),
                 }
             }
@@ -184,10 +187,11 @@ impl WorkerCore {
                 slot.reserved = slot.reserved.saturating_sub(1);
                 let Some(cq) = self.cqs.at(slot.send_cq) else { return };
                 let due = cq.push_reserved(wc);
-                (cq.id(), due)
+                (cq, due)
             }
         };
-        if due {
+        if due && !cq.publish() {
+            let cq = cq.id();
             self.event(EngineEventKind::Completion(cq), None);
         }
     }
@@ -277,10 +281,26 @@ impl WorkerCore {
                 Ok(()) => Answer::Done,
                 Err(why) => Answer::Key(why),
             },
-            Command::Deregister(lkey) => match self.memory.deregister(lkey) {
+            Command::CloseMr(lkey) => released(self.memory.close(lkey)),
+            Command::ReopenMr(lkey) => {
+                self.memory.reopen(lkey);
+                Answer::Done
+            }
+            Command::Deregister(lkey) => released(self.memory.deregister(lkey).map(|_| ())),
+            Command::AllocMw { rkey, pd } => match self.memory.replicate_window(rkey, pd) {
+                Ok(()) => Answer::Done,
+                Err(why) => Answer::Key(why),
+            },
+            Command::DeallocMw(rkey) => match self.memory.dealloc_window(rkey) {
                 Ok(_) => Answer::Done,
                 Err(_) => Answer::NotFound,
             },
+            Command::JoinGroup(member) if self.groups.add(member) => Answer::Done,
+            Command::JoinGroup(_) => Answer::Full,
+            Command::LeaveGroup(member) => {
+                self.groups.remove(&member);
+                Answer::Done
+            }
             Command::CreateCq { index, cq } => match self.cqs.0.get_mut(index as usize) {
                 Some(place @ None) => {
                     *place = Some(cq);
@@ -338,6 +358,9 @@ impl WorkerCore {
                 slot.peer = Some((rtr.av.dgid, rtr.dest_qpn));
                 slot.class = rtr.class;
             }
+            QpModify::Change(change) if change.av.is_some() => {
+                slot.path = slot.qp.av().and_then(PathHeaders::new);
+            }
             QpModify::ToReset => {
                 (slot.path, slot.peer, slot.overflowed) = (None, None, false);
                 self.forget_work(index);
@@ -354,17 +377,26 @@ impl WorkerCore {
         self.qps.remove(index).map_or(Answer::NotFound, Answer::Qp)
     }
 
-    /// Takes a queue pair out of wheel, schedule and reservations.
+    /// Takes a queue pair out of wheel, schedule and reservations, and unbinds its windows.
     fn forget_work(&mut self, index: u32) {
         self.wheel.cancel(timeout_node(index));
         self.wheel.cancel(parked_node(index));
         self.sched.remove(index);
         if let Some(slot) = self.qps.get_mut(index) {
+            self.memory.unbind_all(slot.qp.qpn());
             slot.armed = None;
             if let Some(cq) = self.cqs.at(slot.send_cq) {
                 cq.release(std::mem::take(&mut slot.reserved));
             }
         }
+    }
+}
+
+fn released(outcome: Result<(), DeregisterError>) -> Answer {
+    match outcome {
+        Ok(()) => Answer::Done,
+        Err(DeregisterError::Unknown) => Answer::NotFound,
+        Err(why @ DeregisterError::Busy { .. }) => Answer::Busy(why),
     }
 }
 

@@ -5,7 +5,11 @@
 //! no room the queue has overflowed, and the worker moves the queue pair to error (libibverbs' rule). Called by the
 //! worker only.
 
+use std::sync::Arc;
+
 use ferroce_verbs::{CqId, Imm, Qpn, Rkey, Wc, WcFlags, WcOpcode, WcStatus};
+
+use crate::channel::CqEvents;
 
 /// Most entries of one queue.
 pub const MAX_CQE: u32 = 1 << 16;
@@ -46,18 +50,25 @@ pub struct Cq {
     len: usize,
     reserved: usize,
     armed: Armed,
+    /// Where its events go, if not to the device's queue of events.
+    events: Option<Arc<CqEvents>>,
 }
 
 impl Cq {
-    /// An empty queue of `cqe` entries (at least 1).
-    pub fn new(id: CqId, cqe: u32) -> Self {
+    /// An empty queue of `cqe` entries (at least 1); its events go to `events`, if there are any.
+    pub fn new(id: CqId, cqe: u32, events: Option<Arc<CqEvents>>) -> Self {
         let entries = vec![EMPTY_WC; cqe.clamp(1, MAX_CQE) as usize].into_boxed_slice();
-        Cq { id, entries, head: 0, len: 0, reserved: 0, armed: Armed::No }
+        Cq { id, entries, head: 0, len: 0, reserved: 0, armed: Armed::No, events }
     }
 
     /// Its handle.
     pub fn id(&self) -> CqId {
         self.id
+    }
+
+    /// Tells its channel of an event. False if it has none: then the event is the device's.
+    pub fn publish(&self) -> bool {
+        self.events.as_ref().inspect(|events| events.publish()).is_some()
     }
 
     /// True when there is nothing to poll.
@@ -154,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_reserved_entry_is_not_lost_to_receives() {
-        let mut cq = Cq::new(CqId(1), 3);
+        let mut cq = Cq::new(CqId(1), 3, None);
         assert!(cq.reserve());
         assert_eq!(cq.push(wc(1)), Ok(false));
         assert_eq!(cq.push(wc(2)), Ok(false));
@@ -169,7 +180,7 @@ mod tests {
 
     #[test]
     fn events_are_due_once() {
-        let mut cq = Cq::new(CqId(1), 8);
+        let mut cq = Cq::new(CqId(1), 8, None);
         cq.arm(true);
         assert_eq!(cq.push(wc(1)), Ok(false));
         assert_eq!(cq.push(Wc { solicited: true, ..wc(2) }), Ok(true));
@@ -182,7 +193,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_deque(cap in 1..9u32, steps in prop::collection::vec((0..5u8, 0..4usize), 0..300)) {
-            let mut cq = Cq::new(CqId(0), cap);
+            let mut cq = Cq::new(CqId(0), cap, None);
             let (mut model, mut reserved, mut n) = (VecDeque::new(), 0usize, 0u64);
             for (what, count) in steps {
                 n += 1;

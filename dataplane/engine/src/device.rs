@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use ferroce_mem::memory::RegisterError;
@@ -16,8 +16,8 @@ use ferroce_mem::{Access, Lkey, MrInfo, PdId};
 use ferroce_transport::{Qp, QpCounters};
 use ferroce_verbs::error::VerbsErrorKind;
 use ferroce_verbs::{
-    AsyncEvent, ClassId, CqId, Device, DeviceAttr, Gid, MrKeys, PathMtu, PortAttr, QpInfo, QpInitAttr,
-    QpModify, Qpn, VerbsError,
+    AddressVector, Ah, AsyncEvent, ChannelId, ClassId, CqId, Device, DeviceAttr, Gid, MrKeys, PathMtu,
+    PortAttr, QpInfo, QpInitAttr, QpModify, Qpn, Rkey, VerbsError,
 };
 
 use crate::app::{self, APP_INLINE, AppQueues};
@@ -31,6 +31,8 @@ use crate::demux::QpSlot;
 use crate::event::{EngineEvent, EngineEventKind};
 use crate::idle::Doorbell;
 use crate::mailbox::{CallError, DEADLINE, Registration};
+use crate::mcast::{MAX_ATTACHED, MAX_GROUPS};
+use crate::objects::MAX_AH;
 use crate::sched::{MAX_CLASSES, Share};
 use crate::stats::{EngineStats, WorkerBlock};
 
@@ -99,10 +101,10 @@ pub(crate) fn limits(node_guid: u64, workers: u8, max_qp: u32, max_cq: u32, max_
         max_srq: 0,
         max_srq_wr: 0,
         max_srq_sge: 0,
-        max_ah: 0,
-        max_mw: 0,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
+        max_ah: MAX_AH,
+        max_mw: max_mr.min(1 << 16),
+        max_mcast_grp: MAX_GROUPS,
+        max_mcast_qp_attach: MAX_ATTACHED as u32,
     }
 }
 
@@ -133,21 +135,30 @@ impl Shared {
         }
     }
 
-    fn ask(&self, worker: u8, command: Command) -> Result<Answer, VerbsError> {
+    pub(crate) fn ask(&self, worker: u8, command: Command) -> Result<Answer, VerbsError> {
         self.call(worker, command).map_err(|why| self.no_answer(worker, why))
     }
 
     /// As [`Shared::ask`], where the only good answer is "done".
-    fn tell(&self, worker: u8, command: Command, what: &str) -> Result<(), VerbsError> {
+    pub(crate) fn tell(&self, worker: u8, command: Command, what: &str) -> Result<(), VerbsError> {
         match self.ask(worker, command)? {
             Answer::Done | Answer::Qp(_) | Answer::Cq(_) | Answer::Netdev(_) | Answer::App(_) => Ok(()),
-            Answer::Info(_) | Answer::NotFound | Answer::Key(_) | Answer::Modify(_) => Err(refuse(
-                VerbsErrorKind::NotFound,
+            Answer::Full => Err(refuse(
+                VerbsErrorKind::Exhausted,
                 what,
-                format!("on worker {worker}"),
-                "an object that exists",
+                format!("one more on worker {worker}"),
+                "what its table takes",
                 "",
             )),
+            Answer::Info(_) | Answer::NotFound | Answer::Key(_) | Answer::Busy(_) | Answer::Modify(_) => {
+                Err(refuse(
+                    VerbsErrorKind::NotFound,
+                    what,
+                    format!("on worker {worker}"),
+                    "an object that exists",
+                    "",
+                ))
+            }
         }
     }
 
@@ -396,42 +407,26 @@ impl Device for SoftDevice {
     }
 
     fn dereg_mr(&self, lkey: Lkey) -> Result<(), VerbsError> {
-        let mut control = lock(&self.shared.control);
-        control.mr(lkey)?;
-        self.forget_mr(lkey, self.shared.workers.len() as u8)?;
-        control.deregistered(lkey);
-        Ok(())
+        self.drop_mr(lkey)
     }
 
     fn create_cq(&self, worker: u8, cqe: u32) -> Result<CqId, VerbsError> {
-        if worker as usize >= self.shared.workers.len() {
-            let last = self.shared.workers.len() - 1;
-            return Err(refuse(VerbsErrorKind::Invalid, "worker", worker, format!("0 to {last}"), ""));
-        }
-        if cqe == 0 || cqe > MAX_CQE {
-            return Err(refuse(VerbsErrorKind::Invalid, "cqe", cqe, format!("1 to {MAX_CQE}"), ""));
-        }
-        let mut control = lock(&self.shared.control);
-        let (id, index) = control.new_cq(worker)?;
-        let cq = Box::new(Cq::new(id, cqe));
-        let told = self.shared.tell(worker, Command::CreateCq { index, cq }, "cq");
-        if told.is_err() {
-            control.cq_gone(id);
-        }
-        told.map(|()| id)
+        self.new_cq(worker, cqe, None)
     }
 
     fn destroy_cq(&self, cq: CqId) -> Result<(), VerbsError> {
         let mut control = lock(&self.shared.control);
         let record = control.cq(cq)?;
-        let (worker, users) = (record.worker, record.users);
-        if users != 0 {
+        let (worker, users, unacked) = (record.worker, record.users, record.unacked);
+        if users != 0 || unacked != 0 {
             return Err(refuse(
                 VerbsErrorKind::Busy,
                 "cq",
                 format!("to destroy cq {:#010x}", cq.0),
-                format!("when no queue pair uses it; {users} do"),
-                "destroy those first",
+                format!(
+                    "when no queue pair uses it and all its events are acknowledged; {users} do and {unacked} are not"
+                ),
+                "destroy those first, acknowledge these",
             ));
         }
         self.shared.tell(worker, Command::DestroyCq { index: cq.0 & 0xffff, id: cq }, "cq")?;
@@ -453,8 +448,8 @@ impl Device for SoftDevice {
     }
 
     fn modify_qp(&self, qpn: Qpn, modify: &QpModify) -> Result<(), VerbsError> {
-        let worker = lock(&self.shared.control).qp(qpn)?.worker;
-        check::modify(modify, &self.shared.snapshot())?;
+        let (worker, qp_type) = lock(&self.shared.control).qp(qpn).map(|qp| (qp.worker, qp.qp_type))?;
+        check::modify(modify, qp_type, &self.shared.snapshot())?;
         match self.shared.ask(worker, Command::ModifyQp { qpn, modify: *modify })? {
             Answer::Done => Ok(()),
             Answer::Modify(why) => Err(check::modify_refused(modify, why)),
@@ -469,20 +464,105 @@ impl Device for SoftDevice {
     fn destroy_qp(&self, qpn: Qpn) -> Result<(), VerbsError> {
         let mut control = lock(&self.shared.control);
         let worker = control.qp(qpn)?.worker;
+        let groups = control.groups_of(qpn);
+        if groups != 0 {
+            return Err(refuse(
+                VerbsErrorKind::Busy,
+                "qp_num",
+                format!("to destroy {qpn:?}"),
+                format!("when it is in no multicast group; it is in {groups}"),
+                "detach it first",
+            ));
+        }
         self.shared.tell(worker, Command::DestroyQp { qpn }, "qp_num")?;
         control.qp_gone(qpn);
         Ok(())
     }
+
+    fn create_ah(&self, pd: PdId, av: &AddressVector) -> Result<Ah, VerbsError> {
+        self.new_ah(pd, av)
+    }
+
+    fn destroy_ah(&self, ah: &Ah) -> Result<(), VerbsError> {
+        self.drop_ah(ah)
+    }
+
+    fn alloc_mw(&self, worker: u8, pd: PdId) -> Result<Rkey, VerbsError> {
+        self.new_window(worker, pd)
+    }
+
+    fn dealloc_mw(&self, worker: u8, rkey: Rkey) -> Result<(), VerbsError> {
+        self.drop_window(worker, rkey)
+    }
+
+    fn attach_mcast(&self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
+        self.attach_group(qpn, group)
+    }
+
+    fn detach_mcast(&self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
+        self.detach_group(qpn, group)
+    }
+
+    fn create_comp_channel(&self) -> Result<ChannelId, VerbsError> {
+        self.new_channel()
+    }
+
+    fn destroy_comp_channel(&self, channel: ChannelId) -> Result<(), VerbsError> {
+        self.drop_channel(channel)
+    }
+
+    fn create_cq_on(&self, worker: u8, cqe: u32, channel: ChannelId) -> Result<CqId, VerbsError> {
+        self.new_cq(worker, cqe, Some(channel))
+    }
+
+    fn get_cq_event(&self, channel: ChannelId, timeout: Duration) -> Result<Option<CqId>, VerbsError> {
+        self.wait_channel(channel, timeout)
+    }
+
+    fn ack_cq_events(&self, cq: CqId, events: u32) -> Result<(), VerbsError> {
+        self.ack_events(cq, events)
+    }
 }
 
 impl SoftDevice {
+    pub(crate) fn worker_exists(&self, worker: u8) -> Result<(), VerbsError> {
+        if (worker as usize) < self.shared.workers.len() {
+            return Ok(());
+        }
+        let last = self.shared.workers.len() - 1;
+        Err(refuse(VerbsErrorKind::Invalid, "worker", worker, format!("0 to {last}"), ""))
+    }
+
+    fn new_cq(&self, worker: u8, cqe: u32, channel: Option<ChannelId>) -> Result<CqId, VerbsError> {
+        self.worker_exists(worker)?;
+        if cqe == 0 || cqe > MAX_CQE {
+            return Err(refuse(VerbsErrorKind::Invalid, "cqe", cqe, format!("1 to {MAX_CQE}"), ""));
+        }
+        let mut control = lock(&self.shared.control);
+        let (id, index, events) = control.new_cq(worker, channel)?;
+        let cq = Box::new(Cq::new(id, cqe, events));
+        let told = self.shared.tell(worker, Command::CreateCq { index, cq }, "cq");
+        if told.is_err() {
+            control.cq_gone(id);
+        }
+        told.map(|()| id)
+    }
+
     /// Takes a key out of the tables of the first `workers` workers. Fails if one of them did not answer: it may hold the
     /// key still.
-    fn forget_mr(&self, lkey: Lkey, workers: u8) -> Result<(), VerbsError> {
+    pub(crate) fn forget_mr(&self, lkey: Lkey, workers: u8) -> Result<(), VerbsError> {
         // All are asked, whatever one answers; a worker that does not know the key is as good.
-        (0..workers)
-            .map(|worker| self.shared.ask(worker, Command::Deregister(lkey)).map(|_| ()))
-            .fold(Ok(()), Result::and)
+        let forget = |worker| match self.shared.ask(worker, Command::Deregister(lkey))? {
+            Answer::Done | Answer::NotFound => Ok(()),
+            _ => Err(refuse(
+                VerbsErrorKind::Busy,
+                "lkey",
+                format!("to deregister {lkey:?}"),
+                format!("when worker {worker} has no use for it"),
+                "",
+            )),
+        };
+        (0..workers).map(forget).fold(Ok(()), Result::and)
     }
 }
 

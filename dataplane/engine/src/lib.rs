@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 mod app;
+mod channel;
 mod check;
 mod clock;
 mod command;
@@ -22,7 +23,9 @@ mod engine;
 mod forward;
 mod idle;
 mod mailbox;
+mod mcast;
 mod number;
+mod objects;
 mod rx;
 mod sched;
 mod services;

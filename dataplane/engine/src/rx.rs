@@ -7,7 +7,7 @@
 use ferroce_mem::Payload;
 use ferroce_nic::RxFrame;
 use ferroce_wire::icrc::Icrc;
-use ferroce_wire::{ICRC_BYTES, Packet, ParseError, packet};
+use ferroce_wire::{ICRC_BYTES, Packet, ParseError, Qpn, packet};
 
 use crate::config::IcrcMode;
 use crate::core::WorkerCore;
@@ -29,7 +29,13 @@ impl WorkerCore {
     /// Takes one packet that another worker received for us.
     pub(crate) fn receive_forwarded(&mut self, carried: &Carried) {
         self.block.add(Counter::ForwardsIn, 1);
-        let taken = match self.qps.find(carried.packet.headers.bth.dest_qpn) {
+        let dest = carried.packet.headers.bth.dest_qpn;
+        if dest == Qpn::MULTICAST {
+            // Whoever passed it on told the others too.
+            self.deliver_to_members(&carried.packet, &carried.payload());
+            return;
+        }
+        let taken = match self.qps.find(dest) {
             Found::Here(index) => self.deliver(index, &carried.packet, &carried.payload()),
             Found::Other(_) | Found::Unknown => Err(FrameDrop::UnknownQp),
         };
@@ -44,7 +50,11 @@ impl WorkerCore {
             IcrcMode::On => checked_payload(frame, &packet)?,
             IcrcMode::Off => body(frame, &packet)?.0,
         };
-        match self.qps.find(packet.headers.bth.dest_qpn) {
+        let dest = packet.headers.bth.dest_qpn;
+        if dest == Qpn::MULTICAST {
+            return self.multicast(&packet, &payload, forward);
+        }
+        match self.qps.find(dest) {
             Found::Here(index) => self.deliver(index, &packet, &payload),
             Found::Other(worker) => {
                 if !forward.push(worker, &packet, &payload) {
@@ -54,6 +64,49 @@ impl WorkerCore {
                 Ok(())
             }
             Found::Unknown => Err(FrameDrop::UnknownQp),
+        }
+    }
+
+    /// A datagram to a group: a copy to each of its queue pairs here, and one to each other worker that has some.
+    fn multicast(
+        &mut self,
+        packet: &Packet,
+        payload: &Payload<'_>,
+        forward: &mut Forward,
+    ) -> Result<(), FrameDrop> {
+        let places = self.groups.find(&packet.headers.ip.dst_gid());
+        if places.is_empty() {
+            return Err(FrameDrop::UnknownGroup);
+        }
+        // Members are sorted by worker.
+        let mut told = self.id;
+        for member in places.filter_map(|place| self.groups.at(place)) {
+            if member.worker == self.id || member.worker == told {
+                continue;
+            }
+            told = member.worker;
+            if forward.push(told, packet, payload) {
+                self.block.add(Counter::ForwardsOut, 1);
+            } else {
+                self.block.drop_frame(FrameDrop::ForwardFull);
+            }
+        }
+        self.deliver_to_members(packet, payload);
+        Ok(())
+    }
+
+    /// A copy to each queue pair of this worker that is in the packet's group; a refusal is counted for each.
+    fn deliver_to_members(&mut self, packet: &Packet, payload: &Payload<'_>) {
+        for place in self.groups.find(&packet.headers.ip.dst_gid()) {
+            let Some(member) = self.groups.at(place) else { break };
+            if member.worker != self.id {
+                continue;
+            }
+            // Control detaches a queue pair before it destroys it.
+            let Found::Here(index) = self.qps.find(Qpn::new(member.qpn)) else { continue };
+            if let Err(reason) = self.deliver(index, packet, payload) {
+                self.block.drop_frame(reason);
+            }
         }
     }
 

@@ -74,6 +74,8 @@ pub enum FrameDrop {
     Parse(ParseError),
     /// No such queue pair.
     UnknownQp,
+    /// No queue pair is in its multicast group.
+    UnknownGroup,
     /// The owner's worker has no room for forwarded frames.
     ForwardFull,
     /// Its queue pair refused it.
@@ -81,8 +83,9 @@ pub enum FrameDrop {
 }
 
 /// Reasons that are the engine's own, then those of a queue pair, after the parser's.
-const OWN_DROPS: [&str; 12] = [
+const OWN_DROPS: [&str; 13] = [
     "unknown_qp",
+    "unknown_group",
     "forward_full",
     "wrong_service",
     "wrong_state",
@@ -117,10 +120,11 @@ impl FrameDrop {
         match self {
             FrameDrop::Parse(reason) => reason.index(),
             FrameDrop::UnknownQp => Self::PARSE,
-            FrameDrop::ForwardFull => Self::PARSE + 1,
+            FrameDrop::UnknownGroup => Self::PARSE + 1,
+            FrameDrop::ForwardFull => Self::PARSE + 2,
             FrameDrop::Qp(reason) => {
                 Self::PARSE
-                    + 2
+                    + 3
                     + match reason {
                         DropReason::WrongService => 0,
                         DropReason::WrongState => 1,
@@ -323,7 +327,9 @@ mod tests {
             DropReason::NotReady,
         ];
         let mut seen: Vec<usize> = ParseError::ALL.into_iter().map(|e| FrameDrop::Parse(e).index()).collect();
-        seen.extend([FrameDrop::UnknownQp.index(), FrameDrop::ForwardFull.index()]);
+        seen.extend(
+            [FrameDrop::UnknownQp, FrameDrop::UnknownGroup, FrameDrop::ForwardFull].map(FrameDrop::index),
+        );
         seen.extend(qp.map(|reason| FrameDrop::Qp(reason).index()));
         assert_eq!(seen, (0..DROP_NAMES.len()).collect::<Vec<_>>());
         assert_eq!(FrameDrop::Parse(ParseError::BadIcrc).name(), "bad_icrc");

@@ -5,4 +5,5 @@ mod apps;
 mod control;
 mod faults;
 mod harness;
+mod objects;
 mod rc;
