@@ -267,6 +267,7 @@ fn refusal(qpn: Qpn, wr_id: u64, why: PostError, opcode: WcOpcode, is_recv: bool
         PostError::BadKey => (WcStatus::LocProtErr, 5),
         PostError::BadOp => (WcStatus::LocQpOpErr, 6),
         PostError::BadAh => (WcStatus::LocQpOpErr, 7),
+        PostError::BadLength => (WcStatus::LocLenErr, 8),
     };
     Wc { wr_id, status, opcode, qpn, vendor_err: REFUSED + code, is_recv, solicited: true, ..EMPTY_WC }
 }

@@ -4,6 +4,7 @@ use ferroce_verbs::{QpState, SendFlags, SendOp, Wc, WcFlags, WcOpcode, WcStatus}
 use ferroce_wire::{Imm, Qpn, Rkey};
 
 use crate::qp::{Base, Completion};
+use crate::wq::RecvEntry;
 
 /// Next finished send, then next finished receive. In state ERR what is not finished is flushed.
 #[inline]
@@ -64,10 +65,10 @@ fn next_recv(base: &mut Base) -> Option<Completion> {
         opcode: if entry.by_write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
         byte_len: entry.byte_len,
         imm: entry.imm.unwrap_or_default(),
-        invalidated: Rkey::default(),
+        invalidated: entry.invalidated.unwrap_or_default(),
         qpn: base.qpn,
-        src_qpn: base.rtr.map_or(Qpn::default(), |rtr| rtr.dest_qpn),
-        flags: if entry.imm.is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() },
+        src_qpn: entry.src_qpn.or(base.rtr.map(|rtr| rtr.dest_qpn)).unwrap_or_default(),
+        flags: recv_flags(entry),
         vendor_err: 0,
         is_recv: true,
         solicited: entry.solicited || status != WcStatus::Success,
@@ -77,6 +78,14 @@ fn next_recv(base: &mut Base) -> Option<Completion> {
         queue.done = queue.reported;
     }
     Some(Completion::Wc(wc))
+}
+
+fn recv_flags(entry: &RecvEntry) -> WcFlags {
+    let mut flags = WcFlags::empty();
+    flags.set(WcFlags::WITH_IMM, entry.imm.is_some());
+    flags.set(WcFlags::WITH_INV, entry.invalidated.is_some());
+    flags.set(WcFlags::GRH, entry.src_qpn.is_some());
+    flags
 }
 
 const fn send_opcode(op: &SendOp) -> WcOpcode {

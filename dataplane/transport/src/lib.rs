@@ -6,9 +6,10 @@
 //! clock, no allocation after a queue pair is made, no logging.
 //!
 //! Where things are: `qp` dispatches, `wq` holds posted work until it is reported, `segment` cuts messages into
-//! packets, `sequence` says which packet may follow which, `rc` is the reliable connection (requester: `requester`
-//! sends, `ack` takes answers, `retry` goes back; responder: `responder` takes requests, `replay` remembers READs,
-//! `answer` sends what is owed).
+//! packets, `sequence` says which packet may follow which, `inbound` and `outbound` are SENDs and WRITEs packet by
+//! packet on any service, `local` is what does not travel, `rc` is the reliable connection (requester: `requester`
+//! sends, `ack` takes answers, `retry` goes back; responder: `responder` takes requests, `replay` remembers READs and
+//! atomics, `answer` sends what is owed).
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -26,9 +27,13 @@
 
 extern crate alloc;
 
+mod arrival;
 mod completion;
 pub mod counters;
+mod inbound;
+mod local;
 mod notice;
+mod outbound;
 pub mod qp;
 mod rc;
 mod segment;

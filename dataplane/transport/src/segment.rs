@@ -1,7 +1,7 @@
 //! Messages to packets: how many, which part, how long, which opcode (roce-wire 5.2, 5.3), and PSN distances.
 
 use ferroce_verbs::SendOp;
-use ferroce_wire::{Opcode, Part, PathMtu, Psn};
+use ferroce_wire::{Opcode, Part, PathMtu, Psn, Service};
 
 /// Largest number of PSNs that may be outstanding: beyond it a duplicate could not be told from a future packet.
 pub(crate) const PSN_WINDOW: u32 = 1 << 23;
@@ -42,9 +42,50 @@ pub(crate) fn part(start: u32, index: u32, end: u32) -> Part {
     }
 }
 
-/// Opcode of a request packet of the reliable connection; `None` for what does not travel.
+/// Opcode of a request packet; `None` for what does not travel, or not on this service.
 #[inline]
-pub(crate) fn request_opcode(op: &SendOp, part: Part) -> Option<Opcode> {
+pub(crate) fn request_opcode(service: Service, op: &SendOp, part: Part) -> Option<Opcode> {
+    match service {
+        Service::Rc => reliable_opcode(op, part),
+        Service::Uc => unreliable_opcode(op, part),
+        Service::Ud => match (op, part) {
+            (SendOp::Send, Part::Only) => Some(Opcode::UdSendOnly),
+            (SendOp::SendImm(_), Part::Only) => Some(Opcode::UdSendOnlyImm),
+            _ => None,
+        },
+        Service::Cnp => None,
+    }
+}
+
+#[inline]
+fn unreliable_opcode(op: &SendOp, part: Part) -> Option<Opcode> {
+    Some(match (op, part) {
+        (SendOp::Send | SendOp::SendImm(_), Part::First) => Opcode::UcSendFirst,
+        (SendOp::Send | SendOp::SendImm(_), Part::Middle) => Opcode::UcSendMiddle,
+        (SendOp::Send, Part::Last) => Opcode::UcSendLast,
+        (SendOp::Send, Part::Only) => Opcode::UcSendOnly,
+        (SendOp::SendImm(_), Part::Last) => Opcode::UcSendLastImm,
+        (SendOp::SendImm(_), Part::Only) => Opcode::UcSendOnlyImm,
+        (SendOp::Write { .. } | SendOp::WriteImm { .. }, Part::First) => Opcode::UcWriteFirst,
+        (SendOp::Write { .. } | SendOp::WriteImm { .. }, Part::Middle) => Opcode::UcWriteMiddle,
+        (SendOp::Write { .. }, Part::Last) => Opcode::UcWriteLast,
+        (SendOp::Write { .. }, Part::Only) => Opcode::UcWriteOnly,
+        (SendOp::WriteImm { .. }, Part::Last) => Opcode::UcWriteLastImm,
+        (SendOp::WriteImm { .. }, Part::Only) => Opcode::UcWriteOnlyImm,
+        (
+            SendOp::SendInv { .. }
+            | SendOp::Read { .. }
+            | SendOp::CmpSwap { .. }
+            | SendOp::FetchAdd { .. }
+            | SendOp::BindMw { .. }
+            | SendOp::LocalInv { .. },
+            Part::First | Part::Middle | Part::Last | Part::Only,
+        ) => return None,
+    })
+}
+
+#[inline]
+fn reliable_opcode(op: &SendOp, part: Part) -> Option<Opcode> {
     Some(match (op, part) {
         (SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv { .. }, Part::First) => Opcode::RcSendFirst,
         (SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv { .. }, Part::Middle) => Opcode::RcSendMiddle,

@@ -9,8 +9,8 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 use ferroce_mem::{Access, KeyFault, Memory, Payload, PdId};
-use ferroce_verbs::{SendFlags, SendOp, Sge, WcStatus};
-use ferroce_wire::{Imm, Psn};
+use ferroce_verbs::{SendFlags, SendOp, Sge, UdDest, WcStatus};
+use ferroce_wire::{Imm, Psn, Qpn, Rkey};
 
 /// A ring of work requests with their scatter/gather entries.
 pub(crate) struct Queue<T> {
@@ -118,10 +118,47 @@ pub(crate) struct SendEntry {
     pub(crate) outcome: Option<WcStatus>,
 }
 
+/// Kinds of send requests, by how they are sent and answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// SEND or WRITE: acknowledged, by later answers too.
+    Data,
+    /// Answered by its data only.
+    Read,
+    /// Answered by its result only.
+    Atomic,
+    /// Does not travel.
+    Local,
+}
+
 impl SendEntry {
     #[inline]
-    pub(crate) const fn is_read(&self) -> bool {
-        matches!(self.op, SendOp::Read { .. })
+    pub(crate) const fn kind(&self) -> Kind {
+        kind_of(&self.op)
+    }
+
+    /// Takes a receive at the peer.
+    #[inline]
+    pub(crate) const fn takes_receive(&self) -> bool {
+        matches!(
+            self.op,
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv { .. } | SendOp::WriteImm { .. }
+        )
+    }
+}
+
+/// Kind of an operation.
+#[inline]
+pub(crate) const fn kind_of(op: &SendOp) -> Kind {
+    match op {
+        SendOp::Send
+        | SendOp::SendImm(_)
+        | SendOp::SendInv { .. }
+        | SendOp::Write { .. }
+        | SendOp::WriteImm { .. } => Kind::Data,
+        SendOp::Read { .. } => Kind::Read,
+        SendOp::CmpSwap { .. } | SendOp::FetchAdd { .. } => Kind::Atomic,
+        SendOp::BindMw { .. } | SendOp::LocalInv { .. } => Kind::Local,
     }
 }
 
@@ -152,6 +189,10 @@ pub(crate) struct RecvEntry {
     /// Bytes that arrived.
     pub(crate) byte_len: u32,
     pub(crate) imm: Option<Imm>,
+    /// Key that the message ended.
+    pub(crate) invalidated: Option<Rkey>,
+    /// Who sent it (UD); its room began with the GRH area.
+    pub(crate) src_qpn: Option<Qpn>,
     pub(crate) solicited: bool,
     /// Consumed by a WRITE with immediate, not by a SEND.
     pub(crate) by_write: bool,
@@ -166,6 +207,8 @@ impl Default for RecvEntry {
             status: WcStatus::Success,
             byte_len: 0,
             imm: None,
+            invalidated: None,
+            src_qpn: None,
             solicited: false,
             by_write: false,
         }
@@ -178,19 +221,22 @@ pub(crate) enum Source<'q> {
     Inline(&'q [u8]),
 }
 
-/// Sends, with inline data.
+/// Sends, with inline data, and where datagrams go.
 pub(crate) struct SendQueue {
     pub(crate) queue: Queue<SendEntry>,
     inline: Box<[u8]>,
     max_inline: u32,
+    /// One per slot for UD, none otherwise.
+    dests: Box<[Option<UdDest>]>,
 }
 
 impl SendQueue {
-    pub(crate) fn new(depth: u32, max_sge: u32, max_inline: u32) -> Self {
+    pub(crate) fn new(depth: u32, max_sge: u32, max_inline: u32, datagrams: bool) -> Self {
         let queue = Queue::new(depth, max_sge);
         let slots = depth.max(1).next_power_of_two();
         let inline = vec![0; (slots as usize).saturating_mul(max_inline as usize)].into_boxed_slice();
-        SendQueue { queue, inline, max_inline }
+        let dests = vec![None; if datagrams { slots as usize } else { 0 }].into_boxed_slice();
+        SendQueue { queue, inline, max_inline, dests }
     }
 
     /// Keeps the inline data of the request that is pushed next.
@@ -199,6 +245,20 @@ impl SendQueue {
         if let Some(place) = self.inline.get_mut(start..start.wrapping_add(bytes.len())) {
             place.copy_from_slice(bytes);
         }
+    }
+
+    /// Keeps where the datagram that is pushed next goes.
+    pub(crate) fn stage_dest(&mut self, dest: &UdDest) {
+        let slot = (self.queue.tail & self.queue.mask) as usize;
+        if let Some(place) = self.dests.get_mut(slot) {
+            *place = Some(*dest);
+        }
+    }
+
+    /// Where the datagram at `index` goes; `None` for every other service.
+    #[inline]
+    pub(crate) fn dest(&self, index: u32) -> Option<&UdDest> {
+        self.dests.get((index & self.queue.mask) as usize)?.as_ref()
     }
 
     /// Where the message of the request at `index` comes from.

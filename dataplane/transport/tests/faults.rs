@@ -4,12 +4,14 @@ mod support;
 
 use ferroce_mem::{Access, PdId};
 use ferroce_transport::{DropReason, Instant, Notice, QpCounter};
-use ferroce_verbs::{QpModify, QpState, SendFlags, SendOp, Sge, Wc, WcStatus};
+use ferroce_verbs::{QpModify, QpState, SendFlags, SendOp, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use ferroce_wire::{Bth, Ext, NakCode, Opcode, PathMtu, Pkey, Psn, RemoteAddr, Rkey};
 use proptest::prelude::*;
 use support::*;
 
 const OK: WcStatus = WcStatus::Success;
+/// Where the operands of atomics are.
+const COUNTER: usize = 990_000;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 
 /// Mixed work in both directions; returns how to check it.
@@ -34,33 +36,51 @@ fn mixed_work(pair: &mut Pair) -> impl Fn(&Pair, &str) + use<> {
         let list = pieces(&pair.b, base(i), 4 * p, i + 3);
         pair.b.try_recv(&list).expect("posts");
         pair.b.recv(0, 0);
+        pair.b.recv(0, 0);
+        // What B binds, A uses and ends.
+        let rkey = pair.b.bind(base(i) + 10_000, 8, Access::REMOTE_WRITE, SendFlags::empty());
+        let remote_addr = RemoteAddr(IOVA + base(i) as u64 + 10_000);
         let ops = [
-            (SendOp::Send, 0),
-            (pair.read_from_b(0), base(i)),
-            (pair.write_to_b(base(i) + 400_000), 0),
-            (pair.write_imm_to_b(base(i) + 600_000, [i as u8; 4]), 0),
+            (SendOp::Send, 0, *len),
+            (pair.read_from_b(0), base(i), *len),
+            (pair.fetch_add_at_b(COUNTER, 7), base(i) + 20_000, 8),
+            (pair.write_to_b(base(i) + 400_000), 0, *len),
+            (SendOp::Write { remote_addr, rkey }, 0, 8),
+            (pair.cmp_swap_at_b(COUNTER + 8, i as u64, i as u64 + 1), base(i) + 20_008, 8),
+            (SendOp::SendInv { rkey }, 0, 0),
+            (pair.write_imm_to_b(base(i) + 600_000, [i as u8; 4]), 0, *len),
         ];
-        for (salt, (op, offset)) in ops.into_iter().enumerate() {
-            let list = pieces(&pair.a, offset, *len, i * 4 + salt);
+        for (salt, (op, offset, len)) in ops.into_iter().enumerate() {
+            let list = pieces(&pair.a, offset, len, i * 8 + salt);
             pair.a.post(op, &list, SendFlags::SIGNALED).expect("posts");
         }
     }
+    let own = pair.b.bind(0, 8, Access::REMOTE_READ, SendFlags::SIGNALED);
+    pair.b.post(SendOp::LocalInv { rkey: own }, &[], SendFlags::SIGNALED).expect("posts");
     let write_back = SendOp::Write { remote_addr: RemoteAddr(IOVA + 900_000), rkey: pair.a.mr.rkey };
     pair.b.send(write_back, 0, 3 * p);
     let read_back = SendOp::Read { remote_addr: RemoteAddr(IOVA), rkey: pair.a.mr.rkey };
     pair.b.send(read_back, 950_000, 3 * p);
     move |pair, context| {
         let a: Vec<_> = pair.a.wcs.iter().map(|wc| (wc.is_recv, wc.wr_id, wc.status)).collect();
-        let want: Vec<_> = (1..=24).map(|id| (false, id, OK)).collect();
+        let want: Vec<_> = (1..=48).map(|id| (false, id, OK)).collect();
         assert_eq!(a, want, "{context}\n{}", pair.tail());
         let b = &pair.b.wcs;
         assert!(b.iter().all(|wc| wc.status == OK), "{context}\n{}", pair.tail());
         let received: Vec<_> = b.iter().filter(|wc| wc.is_recv).map(|wc| wc.byte_len as usize).collect();
-        let lens: Vec<_> = all.iter().flat_map(|len| [*len, *len]).collect();
+        let lens: Vec<_> = all.iter().flat_map(|len| [*len, 0, *len]).collect();
         assert_eq!(received, lens, "{context}");
-        assert_eq!(b.iter().filter(|wc| !wc.is_recv).count(), 2, "{context}");
+        assert_eq!(b.iter().filter(|wc| wc.flags.contains(WcFlags::WITH_INV)).count(), 6, "{context}");
+        let sent: Vec<_> = b.iter().filter(|wc| !wc.is_recv).map(|wc| wc.opcode).collect();
+        let local = [WcOpcode::BindMw, WcOpcode::LocalInv, WcOpcode::RdmaWrite, WcOpcode::RdmaRead];
+        assert_eq!(sent, local, "{context}");
+        assert_eq!(pair.b.buf.read_u64(COUNTER), 6 * 7, "{context}: each atomic once");
+        assert_eq!(pair.b.buf.read_u64(COUNTER + 8), 6, "{context}: each atomic once");
         for (i, len) in all.iter().enumerate() {
             assert!(pair.a.buf.read(base(i), *len) == data[..*len], "{context}: READ {i}");
+            assert_eq!(pair.a.buf.read_u64(base(i) + 20_000), 7 * i as u64, "{context}: what was there");
+            assert_eq!(pair.a.buf.read_u64(base(i) + 20_008), i as u64, "{context}: what was there");
+            assert!(pair.b.buf.read(base(i) + 10_000, 8) == data[..8], "{context}: by the window");
             for offset in [0, 400_000, 600_000] {
                 assert!(
                     pair.b.buf.read(base(i) + offset, *len) == data[..*len],

@@ -19,6 +19,8 @@ pub enum PostError {
     BadKey,
     /// The operation is not one that this type of queue pair has.
     BadOp,
+    /// The scatter list of an atomic is not 8 bytes, or that of a local operation is not empty.
+    BadLength,
     /// A datagram without address handle, or with one of another protection domain.
     BadAh,
 }

@@ -9,8 +9,9 @@ use ferroce_verbs::{
     AddressVector, ClassId, InitAttrs, PathMtu, PostError, QpCap, QpChange, QpInfo, QpInitAttr, QpModify,
     QpState, QpType, RecvWr, RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
 };
-use ferroce_wire::{Bth, NakCode, Opcode, Packet, Pkey, Psn, Qpn, Service};
+use ferroce_wire::{Bth, NakCode, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Service};
 
+use crate::arrival::Arrival;
 use crate::completion;
 use crate::counters::{QpCounter, QpCounters};
 use crate::notice::Notices;
@@ -123,7 +124,12 @@ impl Base {
             init: None,
             rtr: None,
             rts: None,
-            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
+            sq: SendQueue::new(
+                cap.max_send_wr,
+                cap.max_send_sge,
+                cap.max_inline_data,
+                attr.qp_type == QpType::Ud,
+            ),
             rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
             counters: QpCounters::default(),
             notices: Notices::default(),
@@ -166,6 +172,15 @@ impl Base {
         Bth { pkey, ..Bth::new(opcode, dest, psn) }
     }
 
+    /// The queue key that a datagram carries: with bit 31 set in what was posted, our own.
+    #[inline]
+    pub(crate) fn qkey_for(&self, posted: Qkey) -> Qkey {
+        match &self.init {
+            Some(init) if posted.0 >> 31 == 1 => init.qkey,
+            Some(_) | None => posted,
+        }
+    }
+
     /// The oldest unfinished send fails with `status`, and with it the queue pair.
     pub(crate) fn fail_send(&mut self, status: WcStatus, psn: Psn) {
         let index = self.sq.queue.done;
@@ -178,12 +193,12 @@ impl Base {
     }
 
     /// A request of the peer was refused for good; `recv` is the status of the receive it used, if that failed.
-    pub(crate) fn fail_request(&mut self, psn: Psn, nak: NakCode, recv: Option<WcStatus>) {
+    pub(crate) fn fail_request(&mut self, psn: Psn, nak: Option<NakCode>, recv: Option<WcStatus>) {
         if let Some(status) = recv {
             self.rq.finish(|entry| entry.status = status);
         }
         self.state = QpState::Err;
-        self.notices.fatal(recv.unwrap_or(WcStatus::FatalErr), psn, Some(nak));
+        self.notices.fatal(recv.unwrap_or(WcStatus::FatalErr), psn, nak);
     }
 
     /// Counts a packet that went to the sink.
@@ -369,7 +384,7 @@ impl Qp {
             return Err(DropReason::WrongPkey);
         }
         self.base.counters.add(QpCounter::RcvdPkts, 1);
-        rc.handle_packet(&mut self.base, now, packet, payload, memory)
+        rc.handle_packet(&mut self.base, now, &mut Arrival { packet, payload, memory })
     }
 
     /// Tells that the time of [`Qp::poll_timeout`] has come. Harmless when it has not.

@@ -6,7 +6,7 @@ use ferroce_wire::{DmaLen, Psn};
 
 use super::Base;
 use super::state::{may_post_recv, may_post_send};
-use crate::wq::{RecvEntry, SendEntry};
+use crate::wq::{Kind, RecvEntry, SendEntry, kind_of};
 
 /// Posts a send, or says why not.
 #[inline]
@@ -25,23 +25,20 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
         if wr.sg_list.len() > base.attr.cap.max_send_sge as usize {
             return Err(PostError::TooManySge);
         }
-        let want = match wr.op {
-            SendOp::Read { .. } => Access::LOCAL_WRITE,
-            SendOp::CmpSwap { .. } | SendOp::FetchAdd { .. } => Access::LOCAL_WRITE,
-            SendOp::Send
-            | SendOp::SendImm(_)
-            | SendOp::SendInv { .. }
-            | SendOp::Write { .. }
-            | SendOp::WriteImm { .. }
-            | SendOp::BindMw { .. }
-            | SendOp::LocalInv { .. } => Access::empty(),
+        let want = match kind_of(&wr.op) {
+            Kind::Read | Kind::Atomic => Access::LOCAL_WRITE,
+            Kind::Data | Kind::Local => Access::empty(),
         };
         (message_len(base, wr.sg_list, want, memory)?, wr.sg_list)
     };
+    check_len(&wr.op, len)?;
     let mut flags = wr.flags;
     flags.set(SendFlags::SIGNALED, flags.contains(SendFlags::SIGNALED) || base.attr.sq_sig_all);
     if inline {
         base.sq.stage_inline(wr.inline);
+    }
+    if let Some(dest) = wr.ud {
+        base.sq.stage_dest(dest);
     }
     let entry = SendEntry {
         wr_id: wr.wr_id,
@@ -81,26 +78,28 @@ pub(crate) fn recv(base: &mut Base, wr: &RecvWr<'_>, memory: &Memory) -> Result<
     Ok(())
 }
 
-/// Whether the queue pair has the operation. READs are refused where `max_rd_atomic` is 0: they could never start.
+/// Whether the queue pair has the operation. READs and atomics are refused where `max_rd_atomic` is 0: they could never
+/// start.
 fn check_op(base: &Base, wr: &SendWr<'_>) -> Result<(), PostError> {
-    let read = match wr.op {
-        SendOp::Read { .. } => true,
-        SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. } => false,
-        SendOp::SendInv { .. }
-        | SendOp::CmpSwap { .. }
-        | SendOp::FetchAdd { .. }
-        | SendOp::BindMw { .. }
-        | SendOp::LocalInv { .. } => return Err(PostError::BadOp),
-    };
-    match base.attr.qp_type {
-        QpType::Rc => {
+    let inline = wr.flags.contains(SendFlags::INLINE);
+    match (base.attr.qp_type, kind_of(&wr.op)) {
+        (QpType::Rc, Kind::Data) => Ok(()),
+        (QpType::Rc, Kind::Read | Kind::Atomic) => {
             let never = base.state != QpState::Err && base.rts.is_some_and(|rts| rts.max_rd_atomic == 0);
-            if read && (never || wr.flags.contains(SendFlags::INLINE)) {
-                return Err(PostError::BadOp);
-            }
-            Ok(())
+            if never || inline { Err(PostError::BadOp) } else { Ok(()) }
         }
-        QpType::Uc | QpType::Ud => Err(PostError::BadOp),
+        (QpType::Rc | QpType::Uc, Kind::Local) if !inline => Ok(()),
+        (QpType::Rc | QpType::Uc | QpType::Ud, _) => Err(PostError::BadOp),
+    }
+}
+
+/// Operations of a fixed length.
+fn check_len(op: &SendOp, len: u32) -> Result<(), PostError> {
+    match kind_of(op) {
+        Kind::Data | Kind::Read => Ok(()),
+        Kind::Atomic if len == 8 => Ok(()),
+        Kind::Local if len == 0 => Ok(()),
+        Kind::Atomic | Kind::Local => Err(PostError::BadLength),
     }
 }
 

@@ -1,14 +1,15 @@
-//! Requester: takes ACKs, NAKs and READ responses (roce-wire 5.9).
+//! Requester: takes ACKs, NAKs, READ responses and results of atomics (roce-wire 5.9).
 
-use ferroce_mem::{Memory, Payload};
+use ferroce_mem::Payload;
 use ferroce_verbs::WcStatus;
 use ferroce_wire::{Aeth, NakCode, Op, Packet, Part, Psn, Syndrome};
 
+use crate::arrival::Arrival;
 use crate::counters::QpCounter;
 use crate::qp::{Base, DropReason};
 use crate::segment::{self, distance};
 use crate::time::Instant;
-use crate::wq::scatter;
+use crate::wq::{Kind, SendEntry, SgeCursor, scatter};
 
 use super::requester::Requester;
 use super::retry::Cause;
@@ -19,10 +20,9 @@ impl Requester {
         &mut self,
         base: &mut Base,
         now: Instant,
-        packet: &Packet,
-        payload: &Payload<'_>,
-        memory: &Memory,
+        arrival: &Arrival<'_>,
     ) -> Result<(), DropReason> {
+        let packet = arrival.packet;
         let psn = packet.headers.bth.psn;
         // Answers to PSNs that are not outstanding: late duplicates, or nothing of ours.
         if distance(psn, self.una) >= distance(self.next, self.una) {
@@ -33,14 +33,7 @@ impl Requester {
                 Some(aeth) => self.on_ack(base, now, psn, aeth),
                 None => Err(DropReason::UnexpectedResponse),
             },
-            Op::ReadResponse => self.on_read_response(base, now, packet, payload, memory),
-            Op::AtomicAck => {
-                // No atomic is outstanding, so this answers nothing.
-                if self.acknowledge(base, now, psn) {
-                    base.fail_send(WcStatus::BadRespErr, psn);
-                }
-                Err(DropReason::UnexpectedResponse)
-            }
+            Op::ReadResponse | Op::AtomicAck => self.on_result(base, now, arrival),
             Op::Send | Op::Write | Op::ReadRequest | Op::CmpSwap | Op::FetchAdd | Op::Cnp => {
                 Err(DropReason::UnexpectedResponse)
             }
@@ -87,24 +80,22 @@ impl Requester {
         Ok(())
     }
 
-    fn on_read_response(
-        &mut self,
-        base: &mut Base,
-        now: Instant,
-        packet: &Packet,
-        payload: &Payload<'_>,
-        memory: &Memory,
-    ) -> Result<(), DropReason> {
-        let psn = packet.headers.bth.psn;
+    /// What a READ or atomic brings.
+    fn on_result(&mut self, base: &mut Base, now: Instant, arrival: &Arrival<'_>) -> Result<(), DropReason> {
+        let psn = arrival.packet.headers.bth.psn;
         if !self.acknowledge(base, now, psn) {
             // An earlier response is missing.
             self.go_back(base, Cause::Implied);
             return Err(DropReason::UnexpectedResponse);
         }
-        match self.take_read_data(base, packet, payload, memory) {
+        let taken = match arrival.packet.headers.ext.atomic_ack {
+            Some(was) => take_atomic(base, arrival, was),
+            None => self.take_read_data(base, arrival),
+        };
+        match taken {
             Ok(bytes) => {
                 base.counters.add(QpCounter::RcvdBytes, u64::from(bytes));
-                self.read_advanced(base, now);
+                self.result_advanced(base, now);
                 Ok(())
             }
             Err(status) => {
@@ -116,15 +107,10 @@ impl Requester {
 
     /// Checks that the packet is the next one of the READ that is oldest, and places its data. Any part is good that
     /// agrees with what is left: a responder may answer a resumed READ as a new one or as the rest of the old one.
-    fn take_read_data(
-        &mut self,
-        base: &Base,
-        packet: &Packet,
-        payload: &Payload<'_>,
-        memory: &Memory,
-    ) -> Result<u32, WcStatus> {
+    fn take_read_data(&mut self, base: &Base, arrival: &Arrival<'_>) -> Result<u32, WcStatus> {
+        let (packet, payload) = (arrival.packet, arrival.payload);
         let index = base.sq.queue.done;
-        let entry = base.sq.queue.get(index).filter(|entry| entry.is_read()).ok_or(WcStatus::BadRespErr)?;
+        let entry = oldest(base, Kind::Read)?;
         let number = distance(self.una, entry.first);
         let offset = segment::offset(number, self.mtu);
         let left = entry.len.saturating_sub(offset);
@@ -134,34 +120,57 @@ impl Requester {
             Part::First | Part::Middle => false,
             Part::Last | Part::Only => true,
         };
-        let acked = packet.headers.ext.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
         if bytes > left {
             return Err(WcStatus::LocLenErr);
         }
-        if bytes != due || ends != (number.wrapping_add(1) == entry.packets) || !acked {
+        if bytes != due || ends != (number.wrapping_add(1) == entry.packets) || !acked(packet) {
             return Err(WcStatus::BadRespErr);
         }
         let list = base.sq.queue.sges(index, entry.sges);
         self.scatter.seek(list, offset);
-        scatter(memory, base.attr.pd, list, &self.scatter, payload).map_err(|_| WcStatus::LocProtErr)?;
+        scatter(arrival.memory, base.attr.pd, list, &self.scatter, payload)
+            .map_err(|_| WcStatus::LocProtErr)?;
         Ok(bytes)
     }
 
-    /// One response packet of the oldest READ is in.
-    fn read_advanced(&mut self, base: &mut Base, now: Instant) {
+    /// One response packet of the oldest READ or atomic is in.
+    fn result_advanced(&mut self, base: &mut Base, now: Instant) {
         let before = self.una;
         self.una = before.advance(1);
-        self.read_psns = self.read_psns.saturating_sub(1);
+        self.query_psns = self.query_psns.saturating_sub(1);
         let complete = base
             .sq
             .queue
             .get(base.sq.queue.done)
             .is_some_and(|entry| entry.first.advance(entry.packets) == self.una);
         if complete {
-            // If the cursor went back and this READ was not sent again, none is counted, and 0 stays 0.
-            self.reads_out = self.reads_out.saturating_sub(1);
+            // If the cursor went back and this one was not sent again, none is counted, and 0 stays 0.
+            self.queries_out = self.queries_out.saturating_sub(1);
             self.finish_oldest(base);
         }
         self.progress(base, now, before);
     }
+}
+
+/// The oldest request, if it is what a response answers.
+fn oldest(base: &Base, kind: Kind) -> Result<&SendEntry, WcStatus> {
+    base.sq.queue.get(base.sq.queue.done).filter(|entry| entry.kind() == kind).ok_or(WcStatus::BadRespErr)
+}
+
+/// The AETH, where there is one, is that of an ACK.
+fn acked(packet: &Packet) -> bool {
+    packet.headers.ext.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }))
+}
+
+/// Result of the oldest request, an atomic: a number, put down in this machine's byte order.
+fn take_atomic(base: &Base, arrival: &Arrival<'_>, was: u64) -> Result<u32, WcStatus> {
+    let entry = oldest(base, Kind::Atomic)?;
+    if !acked(arrival.packet) || !arrival.payload.is_empty() {
+        return Err(WcStatus::BadRespErr);
+    }
+    let bytes = was.to_ne_bytes();
+    let list = base.sq.queue.sges(base.sq.queue.done, entry.sges);
+    scatter(arrival.memory, base.attr.pd, list, &SgeCursor::default(), &Payload::from_slice(&bytes))
+        .map_err(|_| WcStatus::LocProtErr)?;
+    Ok(entry.len)
 }

@@ -1,15 +1,15 @@
-//! Responder: sends what is owed, in PSN order: READs answered again, the ACK of a duplicate, READ responses, then
-//! the NAK or ACK that comes after them.
+//! Responder: sends what is owed, in PSN order: READs and atomics answered again, the ACK of a duplicate, responses of
+//! new READs and atomics (which are executed here), then the NAK or ACK that comes after them.
 
-use ferroce_mem::{Access, Memory};
+use ferroce_mem::{Access, Memory, MrSlice};
 use ferroce_wire::{Aeth, DmaLen, Ext, NakCode, Opcode, Part, Psn, Syndrome};
 
 use crate::qp::Base;
 use crate::segment;
 use crate::sink::FrameSink;
 
-use super::replay::ReadPacket;
-use super::responder::{Nak, Responder};
+use super::replay::{AtomicOp, Due, DueWhat};
+use super::responder::{ATOMIC_LEN, Nak, Responder};
 
 /// "No credit information" (roce-wire 5.10).
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -31,12 +31,13 @@ impl Responder {
         memory: &Memory,
         sink: &mut S,
     ) -> Answered {
-        if self.reads.repeating()
-            && let Some(read) = self.reads.next_repeat(self.mtu)
+        let mtu = self.inbound.mtu;
+        if self.resources.repeating()
+            && let Some(due) = self.resources.next_repeat(mtu)
         {
-            let answered = self.send_read(base, memory, sink, &read);
+            let answered = self.send_due(base, memory, sink, &due);
             if answered == Answered::ReadResponse {
-                self.reads.repeat_sent();
+                self.resources.repeat_sent();
             }
             return answered;
         }
@@ -47,10 +48,10 @@ impl Responder {
             }
             return answered;
         }
-        if let Some(read) = self.reads.next_owed(self.mtu) {
-            let answered = self.send_read(base, memory, sink, &read);
+        if let Some(due) = self.resources.next_owed(mtu) {
+            let answered = self.send_due(base, memory, sink, &due);
             if answered == Answered::ReadResponse {
-                self.reads.owed_sent();
+                self.resources.owed_sent();
             }
             return answered;
         }
@@ -94,41 +95,107 @@ impl Responder {
         Answered::Acknowledge
     }
 
-    /// One READ response packet. The key is checked for it again and the data is copied now.
-    fn send_read<S: FrameSink>(
+    /// One response packet of a READ or atomic.
+    fn send_due<S: FrameSink>(
         &mut self,
         base: &mut Base,
         memory: &Memory,
         sink: &mut S,
-        read: &ReadPacket,
+        due: &Due,
     ) -> Answered {
-        let Ok(source) =
-            memory.check_remote(base.attr.pd, read.rkey, read.addr, DmaLen(read.len), Access::REMOTE_READ)
-        else {
-            return self.read_refused(base, sink, read.psn);
-        };
-        let aeth = match read.part {
-            Part::First | Part::Last | Part::Only => Some(Aeth { syndrome: ACK, msn: self.msn }),
+        match due.what {
+            DueWhat::Read { part, addr, rkey, len } => {
+                // The key is checked for each packet again and the data is copied now.
+                let source = memory.check_remote_for(
+                    base.qpn,
+                    base.attr.pd,
+                    rkey,
+                    addr,
+                    DmaLen(len),
+                    Access::REMOTE_READ,
+                );
+                match source {
+                    Ok(source) => self.send_read(base, sink, due.psn, part, source),
+                    Err(_) => self.refused_late(base, sink, due.psn, NakCode::RemoteAccess),
+                }
+            }
+            DueWhat::Atomic { result: Some(was), .. } => self.send_result(base, sink, due.psn, was),
+            DueWhat::Atomic { addr, rkey, op, result: None } => {
+                let operand = memory.check_remote_for(
+                    base.qpn,
+                    base.attr.pd,
+                    rkey,
+                    addr,
+                    ATOMIC_LEN,
+                    Access::REMOTE_ATOMIC,
+                );
+                let Ok(operand) = operand else {
+                    return self.refused_late(base, sink, due.psn, NakCode::RemoteAccess);
+                };
+                let was = match op {
+                    AtomicOp::CmpSwap { compare, swap } => operand.cmp_swap_u64(0, compare, swap),
+                    AtomicOp::FetchAdd { add } => operand.fetch_add_u64(0, add),
+                };
+                // Aligned in the region's address space but not where it is mapped.
+                let Some(was) = was else {
+                    return self.refused_late(base, sink, due.psn, NakCode::InvalidRequest);
+                };
+                self.resources.executed(was);
+                self.send_result(base, sink, due.psn, was)
+            }
+        }
+    }
+
+    fn send_read<S: FrameSink>(
+        &self,
+        base: &mut Base,
+        sink: &mut S,
+        psn: Psn,
+        part: Part,
+        source: MrSlice<'_>,
+    ) -> Answered {
+        let aeth = match part {
+            Part::First | Part::Last | Part::Only => Some(self.aeth(base)),
             Part::Middle => None,
         };
-        let bth = base.bth(segment::response_opcode(read.part), read.psn);
-        if !sink.begin(&bth, &Ext { aeth, ..Ext::NONE }, read.len as usize) {
+        let bth = base.bth(segment::response_opcode(part), psn);
+        if !sink.begin(&bth, &Ext { aeth, ..Ext::NONE }, source.len()) {
             return Answered::NoRoom;
         }
-        if read.len > 0 {
+        if !source.is_empty() {
             sink.payload(source);
         }
-        base.count_sent(read.len);
+        base.count_sent(u32::try_from(source.len()).unwrap_or(u32::MAX));
         Answered::ReadResponse
     }
 
-    /// The key went while its READ was being answered: nothing after it can be answered either.
-    fn read_refused<S: FrameSink>(&mut self, base: &mut Base, sink: &mut S, psn: Psn) -> Answered {
-        let code = NakCode::RemoteAccess;
-        self.reads.abandon();
+    fn send_result<S: FrameSink>(&self, base: &mut Base, sink: &mut S, psn: Psn, was: u64) -> Answered {
+        let bth = base.bth(Opcode::RcAtomicAck, psn);
+        let ext = Ext { aeth: Some(self.aeth(base)), atomic_ack: Some(was), ..Ext::NONE };
+        if !sink.begin(&bth, &ext, 0) {
+            return Answered::NoRoom;
+        }
+        base.count_sent(0);
+        Answered::ReadResponse
+    }
+
+    fn aeth(&self, base: &Base) -> Aeth {
+        let _ = base;
+        Aeth { syndrome: ACK, msn: self.msn }
+    }
+
+    /// What was accepted can't be done any more: nothing after it can be answered either.
+    fn refused_late<S: FrameSink>(
+        &mut self,
+        base: &mut Base,
+        sink: &mut S,
+        psn: Psn,
+        code: NakCode,
+    ) -> Answered {
+        self.resources.abandon();
         self.duplicate_ack = None;
         self.nak = Some(Nak { psn, syndrome: Syndrome::Nak(code) });
-        base.fail_request(psn, code, None);
+        base.fail_request(psn, Some(code), None);
         self.send_last(base, sink)
     }
 }

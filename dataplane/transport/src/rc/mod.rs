@@ -10,10 +10,11 @@ mod requester;
 mod responder;
 mod retry;
 
-use ferroce_mem::{Memory, Payload};
+use ferroce_mem::Memory;
 use ferroce_verbs::{QpState, RtrAttrs, RtsAttrs};
-use ferroce_wire::{Packet, Psn};
+use ferroce_wire::Psn;
 
+use crate::arrival::Arrival;
 use crate::qp::state::may_request;
 use crate::qp::{Base, DropReason};
 use crate::sink::{FrameSink, Transmit};
@@ -81,14 +82,12 @@ impl Rc {
         &mut self,
         base: &mut Base,
         now: Instant,
-        packet: &Packet,
-        payload: &Payload<'_>,
-        memory: &Memory,
+        arrival: &mut Arrival<'_>,
     ) -> Result<(), DropReason> {
-        if packet.headers.bth.opcode.is_response() {
-            self.requester.on_response(base, now, packet, payload, memory)
+        if arrival.packet.headers.bth.opcode.is_response() {
+            self.requester.on_response(base, now, arrival)
         } else {
-            self.responder.on_request(base, packet, payload, memory)
+            self.responder.on_request(base, arrival)
         }
     }
 

@@ -1,30 +1,56 @@
-//! Responder resources: the READs that were accepted last, what of them is still to be sent, and what is to be sent
-//! again (roce-wire 6.4 - 6.6).
+//! Responder resources: the READs and atomics that were accepted last, what of them is still to be answered, and what
+//! is to be answered again (roce-wire 6.4 - 6.6).
 //!
-//! Owns a ring of the last `max_dest_rd_atomic` READs. Those from `emit` on still owe their responses, in PSN order;
+//! Owns a ring of the last `max_dest_rd_atomic` of them. Those from `emit` on still owe their responses, in PSN order;
 //! older ones are remembered so that a duplicate request can be answered again. A duplicate never touches anything
-//! but this ring: the stream in progress does not notice it. Data is read from memory when a response leaves.
+//! but this ring: the stream in progress does not notice it. Data of a READ is read from memory when a response
+//! leaves; an atomic is executed when its answer leaves for the first time, and its result kept.
 
 use alloc::boxed::Box;
 use alloc::vec;
 
-use ferroce_wire::{Part, PathMtu, Psn, RemoteAddr, Reth, Rkey};
+use ferroce_wire::{Part, PathMtu, Psn, RemoteAddr, Rkey};
 
 use crate::qp::MAX_RD_ATOMIC;
 use crate::segment::{self, distance};
 
-const SLOTS: u32 = MAX_RD_ATOMIC as u32;
-const _: () = assert!(SLOTS.is_power_of_two(), "indices run free and are masked");
+/// Operation of an atomic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AtomicOp {
+    CmpSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
 
-/// A READ that was accepted.
-#[derive(Clone, Copy, Default)]
-struct Read {
+/// What was accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Work {
+    Read {
+        addr: RemoteAddr,
+        rkey: Rkey,
+        len: u32,
+    },
+    Atomic {
+        addr: RemoteAddr,
+        rkey: Rkey,
+        op: AtomicOp,
+        /// What was there before; `None` until it is executed.
+        result: Option<u64>,
+    },
+}
+
+/// What a duplicate request asks for.
+pub(super) enum Replay {
+    Read { addr: RemoteAddr, rkey: Rkey, len: u32 },
+    Atomic { addr: RemoteAddr, rkey: Rkey, op: AtomicOp },
+}
+
+/// A READ or atomic that was accepted.
+#[derive(Clone, Copy)]
+struct Slot {
     first: Psn,
     /// PSNs of its responses.
     packets: u32,
-    addr: RemoteAddr,
-    rkey: Rkey,
-    len: u32,
+    work: Work,
     /// The response in progress: its first packet, the next to send, and the end.
     start: u32,
     next: u32,
@@ -33,16 +59,42 @@ struct Read {
     queued: bool,
 }
 
-/// One response packet to send.
-pub(super) struct ReadPacket {
-    pub(super) psn: Psn,
-    pub(super) part: Part,
-    pub(super) addr: RemoteAddr,
-    pub(super) rkey: Rkey,
-    pub(super) len: u32,
+impl Slot {
+    const EMPTY: Slot = Slot {
+        first: Psn::new(0),
+        packets: 0,
+        work: Work::Read { addr: RemoteAddr(0), rkey: Rkey(0), len: 0 },
+        start: 0,
+        next: 0,
+        end: 0,
+        queued: false,
+    };
 }
 
-/// What came of a duplicate READ request.
+/// One response packet to send.
+pub(super) struct Due {
+    pub(super) psn: Psn,
+    pub(super) what: DueWhat,
+}
+
+/// What it carries.
+pub(super) enum DueWhat {
+    Read {
+        part: Part,
+        addr: RemoteAddr,
+        rkey: Rkey,
+        len: u32,
+    },
+    /// To be executed first if there is no result.
+    Atomic {
+        addr: RemoteAddr,
+        rkey: Rkey,
+        op: AtomicOp,
+        result: Option<u64>,
+    },
+}
+
+/// What came of a duplicate request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Repeat {
     /// Will be answered again.
@@ -54,63 +106,84 @@ pub(super) enum Repeat {
 }
 
 /// Responder resources of a queue pair.
-pub(super) struct Reads {
-    slots: Box<[Read]>,
-    /// Free-running indices of READs to answer again, first asked first.
+#[derive(Default)]
+pub(super) struct Resources {
+    /// As many as `limit`, rounded up to a power of two: indices run free and are masked.
+    slots: Box<[Slot]>,
+    /// Free-running indices of what is to be answered again, first asked first. As many places as slots.
     repeats: Box<[u32]>,
     repeat_head: u32,
     repeat_tail: u32,
     /// `max_dest_rd_atomic`.
     limit: u32,
-    /// READs accepted since reset, up to `limit`.
+    /// Accepted since reset, up to `limit`.
     held: u32,
-    /// Free-running: oldest READ whose response is not complete, and the next to be accepted.
+    /// Free-running: the oldest whose response is not complete, and the next to be accepted.
     emit: u32,
     tail: u32,
 }
 
-impl Reads {
-    pub(super) fn new() -> Reads {
-        Reads {
-            slots: vec![Read::default(); SLOTS as usize].into_boxed_slice(),
-            repeats: vec![0; SLOTS as usize].into_boxed_slice(),
-            repeat_head: 0,
-            repeat_tail: 0,
-            limit: 0,
-            held: 0,
-            emit: 0,
-            tail: 0,
-        }
-    }
-
-    pub(super) fn start(&mut self, limit: u8) {
-        self.abandon();
-        self.limit = u32::from(limit).min(SLOTS);
-        self.held = 0;
+impl Resources {
+    /// Room for `limit` of them.
+    pub(super) fn new(limit: u8) -> Resources {
+        let mut resources = Resources::default();
+        resources.limit(limit);
+        resources
     }
 
     /// Holds at most `limit` from now on: the newest of what it holds stay. What is owed is still answered.
     pub(super) fn limit(&mut self, limit: u8) {
-        self.limit = u32::from(limit).min(SLOTS);
-        self.held = self.held.min(self.limit.max(self.owed()));
+        let limit = u32::from(limit.min(MAX_RD_ATOMIC));
+        if limit == self.limit {
+            return;
+        }
+        self.limit = limit;
+        self.held = self.held.min(limit.max(self.owed()));
+        let places = match limit.max(self.held) {
+            0 => 0,
+            n => n.next_power_of_two(),
+        };
+        let mut slots = vec![Slot::EMPTY; places as usize].into_boxed_slice();
+        let mut repeats = vec![0; places as usize].into_boxed_slice();
+        for back in 1..=self.held {
+            let index = self.tail.wrapping_sub(back);
+            if let (Some(old), Some(new)) = (self.slot(index), slots.get_mut(place(index, places))) {
+                *new = *old;
+            }
+        }
+        // Repeats of what was just forgotten fall away.
+        let mut tail = self.repeat_head;
+        for at in 0..self.repeat_tail.wrapping_sub(self.repeat_head) {
+            let from = place(self.repeat_head.wrapping_add(at), self.places());
+            let Some(index) = self.repeats.get(from).copied() else { break };
+            if self.tail.wrapping_sub(index) <= self.held
+                && let Some(new) = repeats.get_mut(place(tail, places))
+            {
+                *new = index;
+                tail = tail.wrapping_add(1);
+            }
+        }
+        self.repeat_tail = tail;
+        self.slots = slots;
+        self.repeats = repeats;
     }
 
     /// Forgets what is to be sent; what is remembered stays.
     pub(super) fn abandon(&mut self) {
         self.emit = self.tail;
         self.repeat_head = self.repeat_tail;
-        for read in &mut self.slots {
-            read.queued = false;
+        for slot in &mut self.slots {
+            slot.queued = false;
         }
     }
 
-    /// READs whose response is not complete.
+    /// READs and atomics whose response is not complete.
     #[inline]
     pub(super) fn owed(&self) -> u32 {
         self.tail.wrapping_sub(self.emit)
     }
 
-    /// Whether another READ may be accepted.
+    /// Whether another may be accepted.
     #[inline]
     pub(super) fn room(&self) -> bool {
         self.owed() < self.limit
@@ -122,62 +195,44 @@ impl Reads {
         self.repeat_head != self.repeat_tail
     }
 
-    /// Accepts a READ. The caller has asked for room.
-    pub(super) fn push(&mut self, first: Psn, packets: u32, reth: &Reth) {
-        let read = Read {
-            first,
-            packets,
-            addr: reth.addr,
-            rkey: reth.rkey,
-            len: reth.len.0,
-            start: 0,
-            next: 0,
-            end: packets,
-            queued: false,
-        };
-        if let Some(slot) = self.slots.get_mut(slot(self.tail)) {
-            *slot = read;
+    /// Accepts one. The caller has asked for room.
+    pub(super) fn push(&mut self, first: Psn, packets: u32, work: Work) {
+        let at = self.tail;
+        if let Some(slot) = self.slot_mut(at) {
+            *slot = Slot { first, packets, work, start: 0, next: 0, end: packets, queued: false };
         }
-        self.tail = self.tail.wrapping_add(1);
+        self.tail = at.wrapping_add(1);
         self.held = self.held.saturating_add(1).min(self.limit);
     }
 
-    /// A READ request that was accepted before came again, perhaps for its rest only.
-    pub(super) fn repeat(&mut self, psn: Psn, reth: &Reth, mtu: PathMtu) -> Repeat {
+    /// A request that was accepted before came again, a READ perhaps for its rest only.
+    pub(super) fn repeat(&mut self, psn: Psn, again: &Replay, mtu: PathMtu) -> Repeat {
         let Some(index) = self.find(psn) else { return Repeat::Stale };
         let pending = index.wrapping_sub(self.emit) < self.owed();
-        let full = self.repeat_tail.wrapping_sub(self.repeat_head) >= SLOTS;
-        let Some(read) = self.slots.get_mut(slot(index)) else { return Repeat::Stale };
-        let number = distance(psn, read.first);
-        let offset = segment::offset(number, mtu);
-        // The same key, the address of this packet, and nothing beyond the end. A READ of 0 bytes names no address.
-        let same = if read.len == 0 {
-            reth.len.0 == 0
-        } else {
-            reth.rkey == read.rkey
-                && reth.addr == read.addr.advance(u64::from(offset))
-                && (1..=read.len.saturating_sub(offset)).contains(&reth.len.0)
-        };
-        if !same {
+        let full = self.repeat_tail.wrapping_sub(self.repeat_head) >= self.places();
+        let Some(slot) = self.slot_mut(index) else { return Repeat::Stale };
+        let number = distance(psn, slot.first);
+        let Some(packets) = same(&slot.work, again, segment::offset(number, mtu), mtu) else {
             return Repeat::Stale;
-        }
+        };
         if pending {
             // Its turn is still to come. Where it has begun, it goes back to what was asked for.
-            if number < read.next {
-                read.start = number;
-                read.next = number;
+            if number < slot.next {
+                slot.start = number;
+                slot.next = number;
             }
             return Repeat::Owed;
         }
-        read.start = number;
-        read.next = number;
-        read.end = number.saturating_add(segment::packets(reth.len.0, mtu)).min(read.packets);
-        if !read.queued {
+        slot.start = number;
+        slot.next = number;
+        slot.end = number.saturating_add(packets).min(slot.packets);
+        if !slot.queued {
             if full {
                 return Repeat::Stale;
             }
-            read.queued = true;
-            if let Some(place) = self.repeats.get_mut(slot(self.repeat_tail)) {
+            slot.queued = true;
+            let at = place(self.repeat_tail, self.places());
+            if let Some(place) = self.repeats.get_mut(at) {
                 *place = index;
             }
             self.repeat_tail = self.repeat_tail.wrapping_add(1);
@@ -185,72 +240,118 @@ impl Reads {
         Repeat::Queued
     }
 
-    /// The response packet to send of READs that are answered again.
-    pub(super) fn next_repeat(&mut self, mtu: PathMtu) -> Option<ReadPacket> {
+    /// The response packet to send of what is answered again.
+    pub(super) fn next_repeat(&mut self, mtu: PathMtu) -> Option<Due> {
         while self.repeating() {
-            let index = self.repeats.get(slot(self.repeat_head)).copied()?;
-            // Forgotten meanwhile: the peer sent new READs, so it has what it wanted of this one.
+            let index = self.repeats.get(place(self.repeat_head, self.places())).copied()?;
+            // Forgotten meanwhile: the peer sent new ones, so it has what it wanted of this.
             if self.tail.wrapping_sub(index) <= self.held {
-                return self.slots.get(slot(index)).map(|read| read.packet(mtu));
+                return self.slot(index).map(|slot| slot.due(mtu));
             }
             self.repeat_head = self.repeat_head.wrapping_add(1);
         }
         None
     }
 
-    /// The response packet to send of the oldest READ that is owed one.
+    /// The response packet to send of the oldest that is owed one.
     #[inline]
-    pub(super) fn next_owed(&self, mtu: PathMtu) -> Option<ReadPacket> {
+    pub(super) fn next_owed(&self, mtu: PathMtu) -> Option<Due> {
         if self.owed() == 0 {
             return None;
         }
-        self.slots.get(slot(self.emit)).map(|read| read.packet(mtu))
+        self.slot(self.emit).map(|slot| slot.due(mtu))
     }
 
-    /// The packet of [`Reads::next_repeat`] was sent.
+    /// The packet of [`Resources::next_repeat`] was sent.
     pub(super) fn repeat_sent(&mut self) {
-        let Some(index) = self.repeats.get(slot(self.repeat_head)).copied() else { return };
-        let Some(read) = self.slots.get_mut(slot(index)) else { return };
-        read.next = read.next.saturating_add(1);
-        if read.next >= read.end {
-            read.queued = false;
+        let Some(index) = self.repeats.get(place(self.repeat_head, self.places())).copied() else { return };
+        let Some(slot) = self.slot_mut(index) else { return };
+        slot.next = slot.next.saturating_add(1);
+        if slot.next >= slot.end {
+            slot.queued = false;
             self.repeat_head = self.repeat_head.wrapping_add(1);
         }
     }
 
-    /// The packet of [`Reads::next_owed`] was sent.
+    /// The packet of [`Resources::next_owed`] was sent.
     #[inline]
     pub(super) fn owed_sent(&mut self) {
-        let Some(read) = self.slots.get_mut(slot(self.emit)) else { return };
-        read.next = read.next.saturating_add(1);
-        if read.next >= read.end {
-            self.emit = self.emit.wrapping_add(1);
+        let at = self.emit;
+        let Some(slot) = self.slot_mut(at) else { return };
+        slot.next = slot.next.saturating_add(1);
+        if slot.next >= slot.end {
+            self.emit = at.wrapping_add(1);
         }
     }
 
-    /// The remembered READ that has `psn` among its responses; newest first. Only for duplicates.
+    /// The atomic of [`Resources::next_owed`] was executed: it never will be again.
+    pub(super) fn executed(&mut self, was: u64) {
+        if let Some(Slot { work: Work::Atomic { result, .. }, .. }) = self.slot_mut(self.emit) {
+            *result = Some(was);
+        }
+    }
+
+    /// What is remembered that has `psn` among its responses; newest first. Only for duplicates.
     fn find(&self, psn: Psn) -> Option<u32> {
-        (1..=self.held).map(|back| self.tail.wrapping_sub(back)).find(|index| {
-            self.slots.get(slot(*index)).is_some_and(|read| distance(psn, read.first) < read.packets)
-        })
+        (1..=self.held)
+            .map(|back| self.tail.wrapping_sub(back))
+            .find(|index| self.slot(*index).is_some_and(|slot| distance(psn, slot.first) < slot.packets))
     }
-}
 
-impl Read {
     #[inline]
-    fn packet(&self, mtu: PathMtu) -> ReadPacket {
-        let offset = segment::offset(self.next, mtu);
-        ReadPacket {
-            psn: self.first.advance(self.next),
-            part: segment::part(self.start, self.next, self.end),
-            addr: self.addr.advance(u64::from(offset)),
-            rkey: self.rkey,
-            len: segment::chunk(self.len, self.next, mtu),
-        }
+    fn places(&self) -> u32 {
+        // At most 128.
+        u32::try_from(self.slots.len()).unwrap_or(0)
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        self.slots.get(place(index, self.places()))
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, index: u32) -> Option<&mut Slot> {
+        let at = place(index, self.places());
+        self.slots.get_mut(at)
     }
 }
 
+/// Packets that a duplicate asks for, if it asks for what was accepted then: `offset` is where its PSN lies in it.
+fn same(work: &Work, again: &Replay, offset: u32, mtu: PathMtu) -> Option<u32> {
+    match (work, again) {
+        // The same key, the address of this packet, and nothing beyond the end. A READ of 0 bytes names no address.
+        (Work::Read { len: 0, .. }, Replay::Read { len: 0, .. }) => Some(1),
+        (Work::Read { addr, rkey, len }, Replay::Read { addr: at, rkey: key, len: want }) => {
+            let fits = key == rkey
+                && *at == addr.advance(u64::from(offset))
+                && (1..=len.saturating_sub(offset)).contains(want);
+            fits.then(|| segment::packets(*want, mtu))
+        }
+        (Work::Atomic { addr, rkey, op, .. }, Replay::Atomic { addr: at, rkey: key, op: same }) => {
+            (addr == at && rkey == key && op == same).then_some(1)
+        }
+        (Work::Read { .. }, Replay::Atomic { .. }) | (Work::Atomic { .. }, Replay::Read { .. }) => None,
+    }
+}
+
+impl Slot {
+    #[inline]
+    fn due(&self, mtu: PathMtu) -> Due {
+        let what = match self.work {
+            Work::Read { addr, rkey, len } => DueWhat::Read {
+                part: segment::part(self.start, self.next, self.end),
+                addr: addr.advance(u64::from(segment::offset(self.next, mtu))),
+                rkey,
+                len: segment::chunk(len, self.next, mtu),
+            },
+            Work::Atomic { addr, rkey, op, result } => DueWhat::Atomic { addr, rkey, op, result },
+        };
+        Due { psn: self.first.advance(self.next), what }
+    }
+}
+
+/// Place of a free-running index among `places`, a power of two; past every place if there are none.
 #[inline]
-const fn slot(index: u32) -> usize {
-    (index & SLOTS.wrapping_sub(1)) as usize
+const fn place(index: u32, places: u32) -> usize {
+    (index & places.wrapping_sub(1)) as usize
 }

@@ -1,19 +1,21 @@
 //! Requester: emits requests in send-queue order, each PSN once or, after going back, again.
 //!
 //! Owns the send side's PSNs, its cursor in the send queue and its timers. Invariants: `una` lies in the request at
-//! the queue's `done` index once that was started, else `una == next`; the cursor never lies before `una`; requests
-//! before `fresh` have their PSNs. Called by `rc`; never looks at the receive queue.
+//! the queue's `done` index once that was started, else `una == next`; that request is never a local operation which is
+//! done; the cursor never lies before `una`; requests before `fresh` have their PSNs. Called by `rc`; never looks at the receive queue.
 
-use ferroce_mem::{Access, Memory, PdId};
+use ferroce_mem::Memory;
 use ferroce_verbs::{PathMtu, QpState, RtsAttrs, SendFlags, SendOp, WcStatus};
-use ferroce_wire::{Bth, DmaLen, Ext, Opcode, Part, Psn, Reth};
+use ferroce_wire::{AtomicEth, DmaLen, Ext, Part, Psn, Reth, Service};
 
 use crate::counters::QpCounter;
+use crate::local;
+use crate::outbound::{self, Handed, Place};
 use crate::qp::Base;
 use crate::segment::{self, PSN_WINDOW, distance};
 use crate::sink::{FrameSink, Transmit};
 use crate::time::{Instant, ack_timeout_ns};
-use crate::wq::{SendEntry, SgeCursor, Source};
+use crate::wq::{Kind, SgeCursor};
 
 /// Request packets that may be unacknowledged. Large enough to keep a wire busy over a host's round trip at the
 /// smallest path MTU, small enough not to overrun a default-sized queue on the way. READ responses do not count.
@@ -43,10 +45,10 @@ pub(crate) struct Requester {
     pub(super) asked: Psn,
     /// Packets since the last that asked for an ACK.
     pub(super) since_ask: u32,
-    /// READs sent since the cursor last went back, and not complete.
-    pub(super) reads_out: u32,
-    /// Response PSNs still due of READs that were started: they do not fill the window.
-    pub(super) read_psns: u32,
+    /// READs and atomics sent since the cursor last went back, and not complete.
+    pub(super) queries_out: u32,
+    /// Response PSNs still due of READs and atomics that were started: they do not fill the window.
+    pub(super) query_psns: u32,
     pub(super) retries_left: u8,
     pub(super) rnr_left: u8,
     /// `una` at which a NAK, spoken or implied, already made us go back; it does so once.
@@ -82,8 +84,8 @@ impl Default for Requester {
             fresh: 0,
             asked: Psn::default(),
             since_ask: 0,
-            reads_out: 0,
-            read_psns: 0,
+            queries_out: 0,
+            query_psns: 0,
             retries_left: 0,
             rnr_left: 0,
             went_back_at: None,
@@ -93,14 +95,6 @@ impl Default for Requester {
             scatter: SgeCursor::default(),
         }
     }
-}
-
-/// What came of handing a packet to the sink.
-enum Handed {
-    Done,
-    NoRoom,
-    /// A local key, its bounds or its rights are not right any more.
-    Fault,
 }
 
 impl Requester {
@@ -135,7 +129,7 @@ impl Requester {
         }
     }
 
-    /// Sends the packet at the cursor, if anything allows it.
+    /// Sends the packet at the cursor, if anything allows it, and does the local operations on the way.
     #[inline]
     pub(crate) fn poll_request<S: FrameSink>(
         &mut self,
@@ -150,69 +144,146 @@ impl Requester {
             }
             self.rnr_until = None;
         }
-        let Some(entry) = base.sq.queue.get(self.cursor) else { return Transmit::Idle };
-        let (read, fenced, len) = (entry.is_read(), entry.flags.contains(SendFlags::FENCE), entry.len);
-        let starting = self.cursor == self.fresh;
-        if starting && base.state == QpState::Sqd {
-            return Transmit::Idle;
-        }
-        let packets = segment::packets(len, self.mtu);
-        if self.cursor_psn == self.next && !self.window_open(read, packets) {
-            return Transmit::Idle;
-        }
-        if self.cursor_packet == 0 && fenced && self.reads_out > 0 {
-            return Transmit::Idle;
-        }
-        if read && self.reads_out >= u32::from(self.rts.max_rd_atomic) {
-            return Transmit::Idle;
-        }
-        if starting {
-            // Written before the packet is really sent: if the sink has no room the same values are written again.
-            let first = self.cursor_psn;
-            if let Some(entry) = base.sq.queue.get_mut(self.cursor) {
-                entry.first = first;
-                entry.packets = packets;
+        // Ends: each local operation moves the cursor, and there are no more than the queue holds.
+        loop {
+            let Some(entry) = base.sq.queue.get(self.cursor) else { return Transmit::Idle };
+            let kind = entry.kind();
+            let starting = self.cursor == self.fresh;
+            if starting && base.state == QpState::Sqd {
+                return Transmit::Idle;
             }
+            if self.cursor_packet == 0 && entry.flags.contains(SendFlags::FENCE) && self.queries_out > 0 {
+                return Transmit::Idle;
+            }
+            if kind == Kind::Local {
+                if !self.local(base, memory) {
+                    return Transmit::Idle;
+                }
+                continue;
+            }
+            let query = kind != Kind::Data;
+            let packets = match kind {
+                Kind::Data | Kind::Read => segment::packets(entry.len, self.mtu),
+                Kind::Atomic | Kind::Local => 1,
+            };
+            if self.cursor_psn == self.next && !self.window_open(query, packets) {
+                return Transmit::Idle;
+            }
+            if query && self.queries_out >= u32::from(self.rts.max_rd_atomic) {
+                return Transmit::Idle;
+            }
+            if starting {
+                // Written before the packet is really sent: if the sink has no room the same is written again.
+                let first = self.cursor_psn;
+                if let Some(entry) = base.sq.queue.get_mut(self.cursor) {
+                    entry.first = first;
+                    entry.packets = packets;
+                }
+            }
+            return if query { self.query(base, now, sink) } else { self.data(base, now, memory, sink) };
         }
-        if read { self.send_read(base, now, sink) } else { self.send_data(base, now, memory, sink) }
+    }
+
+    /// A local operation at the cursor: done when its turn comes in the send queue, once. False if it has to wait or
+    /// has failed.
+    fn local(&mut self, base: &mut Base, memory: &Memory) -> bool {
+        if self.cursor != self.fresh {
+            // Done before the cursor went back.
+            self.next_request();
+            return true;
+        }
+        let Some(entry) = base.sq.queue.get(self.cursor) else { return false };
+        let oldest = self.cursor == base.sq.queue.done;
+        if matches!(entry.op, SendOp::LocalInv { .. }) && !oldest {
+            return false;
+        }
+        if let Err(status) = local::execute(base, &entry.op, memory) {
+            // Earlier requests finish first: completions are in order.
+            if oldest {
+                base.fail_send(status, self.cursor_psn);
+            }
+            return false;
+        }
+        let first = self.cursor_psn;
+        if let Some(entry) = base.sq.queue.get_mut(self.cursor) {
+            entry.first = first;
+            entry.packets = 0;
+        }
+        self.fresh = self.fresh.wrapping_add(1);
+        self.next_request();
+        self.retire_local(base);
+        self.check_drained(base);
+        true
+    }
+
+    /// Local operations that are done finish when everything before them has.
+    #[inline]
+    pub(super) fn retire_local(&self, base: &mut Base) {
+        while base.sq.queue.done != self.fresh
+            && base.sq.queue.get(base.sq.queue.done).is_some_and(|entry| entry.packets == 0)
+        {
+            base.sq.queue.done = base.sq.queue.done.wrapping_add(1);
+        }
     }
 
     /// Whether a packet that was never sent may be. READs occupy all their response PSNs at once.
     #[inline]
-    fn window_open(&self, read: bool, packets: u32) -> bool {
+    fn window_open(&self, query: bool, packets: u32) -> bool {
         let outstanding = distance(self.next, self.una);
-        if read {
+        if query {
             outstanding.saturating_add(packets) <= PSN_WINDOW
         } else {
-            outstanding < PSN_WINDOW && outstanding.saturating_sub(self.read_psns) < WINDOW_PACKETS
+            outstanding < PSN_WINDOW && outstanding.saturating_sub(self.query_psns) < WINDOW_PACKETS
         }
     }
 
-    /// READ request, or what is left of it: from the first response packet that is missing (roce-wire 5.7).
-    fn send_read<S: FrameSink>(&mut self, base: &mut Base, now: Instant, sink: &mut S) -> Transmit {
+    /// Atomic or READ request. Of a READ what is left: from the first response packet that is missing (roce-wire 5.7).
+    fn query<S: FrameSink>(&mut self, base: &mut Base, now: Instant, sink: &mut S) -> Transmit {
         let Some(entry) = base.sq.queue.get(self.cursor) else { return Transmit::Idle };
-        let SendOp::Read { remote_addr, rkey } = entry.op else { return Transmit::Idle };
         let packets = entry.packets;
+        let Some(opcode) = segment::request_opcode(Service::Rc, &entry.op, Part::Only) else {
+            return Transmit::Idle;
+        };
         let offset = segment::offset(self.cursor_packet, self.mtu);
-        let mut bth = base.bth(Opcode::RcReadRequest, self.cursor_psn);
+        let mut bth = base.bth(opcode, self.cursor_psn);
         bth.ack_req = true;
-        let len = DmaLen(entry.len.saturating_sub(offset));
-        let reth = Reth { addr: remote_addr.advance(u64::from(offset)), rkey, len };
-        if !sink.begin(&bth, &Ext { reth: Some(reth), ..Ext::NONE }, 0) {
+        let ext = match entry.op {
+            SendOp::Read { remote_addr, rkey } => {
+                let len = DmaLen(entry.len.saturating_sub(offset));
+                let addr = remote_addr.advance(u64::from(offset));
+                Ext { reth: Some(Reth { addr, rkey, len }), ..Ext::NONE }
+            }
+            SendOp::CmpSwap { remote_addr, rkey, compare, swap } => {
+                let eth = AtomicEth { addr: remote_addr, rkey, swap_or_add: swap, compare };
+                Ext { atomic: Some(eth), ..Ext::NONE }
+            }
+            SendOp::FetchAdd { remote_addr, rkey, add } => {
+                let eth = AtomicEth { addr: remote_addr, rkey, swap_or_add: add, compare: 0 };
+                Ext { atomic: Some(eth), ..Ext::NONE }
+            }
+            SendOp::Send
+            | SendOp::SendImm(_)
+            | SendOp::SendInv { .. }
+            | SendOp::Write { .. }
+            | SendOp::WriteImm { .. }
+            | SendOp::BindMw { .. }
+            | SendOp::LocalInv { .. } => return Transmit::Idle,
+        };
+        if !sink.begin(&bth, &ext, 0) {
             return Transmit::NoRoom;
         }
         let rest = packets.saturating_sub(self.cursor_packet);
         if self.cursor == self.fresh {
-            self.read_psns = self.read_psns.saturating_add(packets);
+            self.query_psns = self.query_psns.saturating_add(packets);
         }
-        self.reads_out = self.reads_out.saturating_add(1);
+        self.queries_out = self.queries_out.saturating_add(1);
         self.sent(base, now, rest, 0, true);
         self.next_request();
         Transmit::Sent
     }
 
     /// One packet of a SEND or WRITE.
-    fn send_data<S: FrameSink>(
+    fn data<S: FrameSink>(
         &mut self,
         base: &mut Base,
         now: Instant,
@@ -220,20 +291,19 @@ impl Requester {
         sink: &mut S,
     ) -> Transmit {
         let Some(entry) = base.sq.queue.get(self.cursor) else { return Transmit::Idle };
-        let index = self.cursor_packet;
-        let part = segment::part(0, index, entry.packets);
-        let last = matches!(part, Part::Last | Part::Only);
-        let Some(opcode) = segment::request_opcode(&entry.op, part) else { return Transmit::Idle };
-        let mut bth = base.bth(opcode, self.cursor_psn);
-        bth.ack_req = last || self.since_ask.saturating_add(1) >= ASK_EVERY;
-        bth.solicited =
-            last && entry.flags.contains(SendFlags::SOLICITED) && !matches!(entry.op, SendOp::Write { .. });
-        let ext = data_ext(entry, part);
-        let (offset, bytes) = (segment::offset(index, self.mtu), segment::chunk(entry.len, index, self.mtu));
-        let packet = Outgoing { bth: &bth, ext: &ext, offset, bytes };
-        let source = base.sq.source(self.cursor, entry);
-        match hand_over(&packet, &source, &mut self.gather, base.attr.pd, memory, sink) {
-            Handed::Done => {}
+        let last = self.cursor_packet.wrapping_add(1) >= entry.packets;
+        let ask = last || self.since_ask.saturating_add(1) >= ASK_EVERY;
+        let place = Place {
+            service: Service::Rc,
+            mtu: self.mtu,
+            index: self.cursor,
+            packet: self.cursor_packet,
+            packets: entry.packets,
+            psn: self.cursor_psn,
+            ack_req: ask,
+        };
+        let bytes = match outbound::data(base, &place, &mut self.gather, memory, sink) {
+            Handed::Done(bytes) => bytes,
             Handed::NoRoom => return Transmit::NoRoom,
             Handed::Fault => {
                 // The key went bad after the post. Earlier requests finish first: completions are in order.
@@ -242,13 +312,12 @@ impl Requester {
                 }
                 return Transmit::Idle;
             }
-        }
-        let ask = bth.ack_req;
+        };
         self.sent(base, now, 1, bytes, ask);
         if last {
             self.next_request();
         } else {
-            self.cursor_packet = index.wrapping_add(1);
+            self.cursor_packet = self.cursor_packet.wrapping_add(1);
         }
         Transmit::Sent
     }
@@ -296,98 +365,4 @@ impl Requester {
             base.notices.drained();
         }
     }
-}
-
-/// Extension headers of a SEND or WRITE packet: RETH at the start, immediate data at the end.
-#[inline]
-fn data_ext(entry: &SendEntry, part: Part) -> Ext {
-    let (first, last) = match part {
-        Part::First => (true, false),
-        Part::Middle => (false, false),
-        Part::Last => (false, true),
-        Part::Only => (true, true),
-    };
-    let (target, imm) = match entry.op {
-        SendOp::Send => (None, None),
-        SendOp::SendImm(imm) => (None, Some(imm)),
-        SendOp::Write { remote_addr, rkey } => (Some((remote_addr, rkey)), None),
-        SendOp::WriteImm { remote_addr, rkey, imm } => (Some((remote_addr, rkey)), Some(imm)),
-        SendOp::Read { .. }
-        | SendOp::SendInv { .. }
-        | SendOp::CmpSwap { .. }
-        | SendOp::FetchAdd { .. }
-        | SendOp::BindMw { .. }
-        | SendOp::LocalInv { .. } => (None, None),
-    };
-    let reth = target.filter(|_| first).map(|(addr, rkey)| Reth { addr, rkey, len: DmaLen(entry.len) });
-    Ext { reth, imm: imm.filter(|_| last), ..Ext::NONE }
-}
-
-/// A packet to hand over: its headers, and which bytes of the message it carries.
-struct Outgoing<'p> {
-    bth: &'p Bth,
-    ext: &'p Ext,
-    offset: u32,
-    bytes: u32,
-}
-
-/// Checks the local keys again, then gives the packet to the sink. Nothing reached the sink unless `Done`.
-#[inline]
-fn hand_over<S: FrameSink>(
-    packet: &Outgoing<'_>,
-    source: &Source<'_>,
-    gather: &mut SgeCursor,
-    pd: PdId,
-    memory: &Memory,
-    sink: &mut S,
-) -> Handed {
-    let len = packet.bytes as usize;
-    let list = match *source {
-        Source::Inline(data) => {
-            let start = packet.offset as usize;
-            let Some(chunk) = data.get(start..start.wrapping_add(len)) else {
-                return Handed::Fault;
-            };
-            if !sink.begin(packet.bth, packet.ext, len) {
-                return Handed::NoRoom;
-            }
-            if !chunk.is_empty() {
-                sink.inline(chunk);
-            }
-            return Handed::Done;
-        }
-        Source::Sges(list) => list,
-    };
-    gather.seek(list, packet.offset);
-    let mut pieces = gather.pieces(list, packet.bytes);
-    let all = pieces.clone();
-    let Some(piece) = pieces.next() else {
-        // An empty message has no pieces.
-        return if sink.begin(packet.bth, packet.ext, len) { Handed::Done } else { Handed::NoRoom };
-    };
-    let first = match memory.check_local(pd, piece.lkey, piece.addr, piece.length, Access::empty()) {
-        Ok(slice) => slice,
-        Err(_) => return Handed::Fault,
-    };
-    if piece.length == packet.bytes {
-        if !sink.begin(packet.bth, packet.ext, len) {
-            return Handed::NoRoom;
-        }
-        sink.payload(first);
-        return Handed::Done;
-    }
-    // Several pieces: check them all before the sink hears of the packet.
-    for piece in pieces {
-        if memory.check_local(pd, piece.lkey, piece.addr, piece.length, Access::empty()).is_err() {
-            return Handed::Fault;
-        }
-    }
-    if !sink.begin(packet.bth, packet.ext, len) {
-        return Handed::NoRoom;
-    }
-    // The table is borrowed all the while, so each check answers as it did above.
-    for slice in all.filter_map(|p| memory.check_local(pd, p.lkey, p.addr, p.length, Access::empty()).ok()) {
-        sink.payload(slice);
-    }
-    Handed::Done
 }

@@ -10,7 +10,7 @@ use crate::counters::QpCounter;
 use crate::qp::Base;
 use crate::segment::distance;
 use crate::time::{Instant, RNR_TIMER_NS};
-use crate::wq::SgeCursor;
+use crate::wq::{Kind, SgeCursor};
 
 use super::requester::Requester;
 
@@ -29,7 +29,7 @@ pub(super) enum Cause {
 }
 
 impl Requester {
-    /// Takes everything before `to` as acknowledged, as far as no READ's responses are missing. Returns whether it
+    /// Takes everything before `to` as acknowledged, as far as no READ's or atomic's responses are missing. Returns whether it
     /// got there. `to` lies in `una ..= next`.
     #[inline]
     pub(super) fn acknowledge(&mut self, base: &mut Base, now: Instant, to: Psn) -> bool {
@@ -41,7 +41,7 @@ impl Requester {
         let mut arrived = true;
         while self.una != self.next {
             let Some(entry) = base.sq.queue.get(base.sq.queue.done) else { break };
-            if entry.is_read() {
+            if entry.kind() != Kind::Data {
                 arrived = self.una == to;
                 break;
             }
@@ -66,6 +66,7 @@ impl Requester {
     #[inline]
     pub(super) fn finish_oldest(&mut self, base: &mut Base) {
         base.sq.queue.done = base.sq.queue.done.wrapping_add(1);
+        self.retire_local(base);
         self.scatter = SgeCursor::default();
         self.check_drained(base);
     }
@@ -129,7 +130,7 @@ impl Requester {
     /// Everything from `una` is to be sent again.
     fn rewind(&mut self, base: &Base) {
         self.cursor_to_una(base);
-        self.reads_out = 0;
+        self.queries_out = 0;
         self.since_ask = 0;
         self.asked = self.una;
         self.deadline = None;

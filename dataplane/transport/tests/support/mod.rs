@@ -61,7 +61,7 @@ impl Default for Setup {
                 max_inline_data: 256,
             },
             sq_sig_all: false,
-            access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
             pkey: Pkey::DEFAULT,
         }
     }
@@ -132,15 +132,24 @@ pub struct Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: made from such a box in `new`, and nothing refers to it any more: the table goes with its host.
-        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(self.base, self.len).as_ptr()) });
+        // SAFETY: allocated so in `new`, and nothing refers to it any more: the table goes with its host.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), Buffer::layout(self.len)) };
     }
 }
 
 impl Buffer {
     pub fn new(len: usize) -> Buffer {
-        let bytes = Box::into_raw(vec![0u8; len].into_boxed_slice());
-        Buffer { base: NonNull::new(bytes.cast()).expect("a box"), len }
+        assert!(len > 0);
+        // SAFETY: the size is not 0.
+        let bytes = unsafe { std::alloc::alloc_zeroed(Buffer::layout(len)) };
+        Buffer { base: NonNull::new(bytes).expect("memory"), len }
+    }
+    /// Aligned for atomics, and no more than what the allocator gives without touching the pages.
+    fn layout(len: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(len, 16).expect("a layout")
+    }
+    pub fn read_u64(&self, offset: usize) -> u64 {
+        u64::from_ne_bytes(self.read(offset, 8).try_into().expect("8 bytes"))
     }
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset + len <= self.len);
@@ -204,7 +213,11 @@ impl Host {
     pub fn with_bytes(qpn: Qpn, setup: &Setup, bytes: usize) -> Host {
         let mut memory = Memory::new(64, 42);
         let buf = Buffer::new(bytes);
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_ATOMIC
+            | Access::MW_BIND;
         let mr = buf.register(&mut memory, PD, access, 0, bytes);
         Host {
             qp: Qp::new(qpn, &setup.attr()),
@@ -221,6 +234,13 @@ impl Host {
     }
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         Sge { addr: IOVA + offset as u64, length: len as u32, lkey: self.mr.lkey }
+    }
+    /// Binds a new window to bytes of the buffer and returns its key.
+    pub fn bind(&mut self, offset: usize, len: usize, access: Access, flags: SendFlags) -> Rkey {
+        let rkey = Rkey(self.memory.alloc_window(PD).expect("a window").rkey.0 + 1);
+        let (addr, len) = (IOVA + offset as u64, len as u64);
+        self.post(SendOp::BindMw { rkey, mr: self.mr.lkey, addr, len, access }, &[], flags).expect("posts");
+        rkey
     }
     pub fn id(&mut self) -> u64 {
         self.next_id += 1;
@@ -555,6 +575,13 @@ impl Pair {
     pub fn read_from_b(&self, offset: usize) -> SendOp {
         SendOp::Read { remote_addr: RemoteAddr(IOVA + offset as u64), rkey: self.b.mr.rkey }
     }
+    pub fn fetch_add_at_b(&self, offset: usize, add: u64) -> SendOp {
+        SendOp::FetchAdd { remote_addr: RemoteAddr(IOVA + offset as u64), rkey: self.b.mr.rkey, add }
+    }
+    pub fn cmp_swap_at_b(&self, offset: usize, compare: u64, swap: u64) -> SendOp {
+        let remote_addr = RemoteAddr(IOVA + offset as u64);
+        SendOp::CmpSwap { remote_addr, rkey: self.b.mr.rkey, compare, swap }
+    }
     /// Lines of the log that contain `what`.
     pub fn logged(&self, what: &str) -> usize {
         self.log.iter().filter(|line| line.contains(what)).count()
@@ -614,6 +641,16 @@ pub fn describe(packet: &Packet) -> String {
     }
     if let Some(reth) = ext.reth {
         line += &format!(" va=+{} dma={}", reth.addr.0.wrapping_sub(IOVA), reth.len.0);
+    }
+    if let Some(eth) = ext.atomic {
+        line += &format!(" va=+{}", eth.addr.0.wrapping_sub(IOVA));
+        line += &match bth.opcode {
+            Opcode::RcCmpSwap => format!(" compare={} swap={}", eth.compare, eth.swap_or_add),
+            _ => format!(" add={}", eth.swap_or_add),
+        };
+    }
+    if let Some(was) = ext.atomic_ack {
+        line += &format!(" was={was}");
     }
     if let Some(imm) = ext.imm {
         line += &format!(" imm={:02x}{:02x}{:02x}{:02x}", imm.0[0], imm.0[1], imm.0[2], imm.0[3]);

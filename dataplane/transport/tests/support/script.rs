@@ -5,21 +5,24 @@
 //!
 //! ```text
 //! qp [mtu= sq_psn= rq_psn= timeout= retry= rnr_retry= rnr_timer= rd= dest_rd= state=rtr access=none depth=]
-//! post send|send_imm|write|write_imm|read LEN [va= key= imm= fence unsignaled se inline lkey=]
+//! post send|send_imm|send_inv|write|write_imm|read LEN [va= key= imm= fence unsignaled se inline lkey=]
+//! post cmp_swap|fetch_add LEN [va= key= compare= swap= add=] | bind LEN [va= key= lkey= rights=rwa] | local_inv 0 [key=]
 //! post recv LEN [lkey=]
-//! rx NAME psn= [len= va= dma= key= imm= timer= msn= pad= from= pkey= ackreq se]
+//! rx NAME psn= [len= va= dma= key= imm= timer= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
 //! tick 10ms | modify err|sqd|rts|reset | dereg NAME | room N | peek OFFSET LEN | fill BYTE | show
 //! ```
 //!
-//! Remote keys by name: `main` (all rights), `noread`, `nowrite`, `otherpd`, `short` (100 bytes), `bad`. A packet's
+//! Remote keys by name: `main` (all rights), `noread`, `nowrite`, `otherpd`, `short` (100 bytes), `bad`, and the windows
+//! `win` and `win2` (their keys after the first bind), `otherwin` (of another protection domain). A packet's
 //! payload bytes all equal the low byte of its PSN.
 
 use ferroce_mem::{Access, Lkey, MrInfo, PdId};
 use ferroce_transport::{Completion, Instant, Notice, Transmit};
-use ferroce_verbs::{QpModify, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use ferroce_verbs::{QpModify, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
 use ferroce_wire::icrc::check_frame;
 use ferroce_wire::{
-    Aeth, Bth, DmaLen, Ext, Imm, Msn, NakCode, Opcode, PathMtu, Pkey, Psn, RemoteAddr, Reth, Rkey, Syndrome,
+    Aeth, AtomicEth, Bth, DmaLen, Ext, Imm, Msn, NakCode, Opcode, PathMtu, Pkey, Psn, RemoteAddr, Reth, Rkey,
+    Syndrome,
 };
 
 use crate::support::{
@@ -74,6 +77,9 @@ impl<'a> Words<'a> {
         let value = self.text(key)?;
         Some(value.parse().unwrap_or_else(|_| panic!("{key}={value}")))
     }
+    fn big(&self, key: &str) -> u64 {
+        self.text(key).map_or(0, |value| value.parse().unwrap_or_else(|_| panic!("{key}={value}")))
+    }
     fn byte(&self, key: &str) -> Option<u8> {
         self.number(key).map(|n| u8::try_from(n).expect("fits a byte"))
     }
@@ -82,6 +88,7 @@ impl<'a> Words<'a> {
 struct World {
     host: Host,
     keys: Vec<(&'static str, MrInfo)>,
+    windows: Vec<(&'static str, Rkey)>,
     start: Instant,
     now: Instant,
     out: Vec<String>,
@@ -122,10 +129,12 @@ impl World {
             ("noread", register(PD, write, 1 << 16)),
             ("nowrite", register(PD, read, 1 << 16)),
             ("otherpd", register(PdId(99), write | read, 1 << 16)),
-            ("short", register(PD, write | read, 100)),
+            ("short", register(PD, write | read | Access::REMOTE_ATOMIC, 100)),
         ];
         keys.push(("main", host.mr));
-        World { host, keys, start: now, now, out: Vec::new() }
+        let mut window = |pd| Rkey(host.memory.alloc_window(pd).expect("a window").rkey.0 + 1);
+        let windows = vec![("win", window(PD)), ("win2", window(PD)), ("otherwin", window(PdId(99)))];
+        World { host, keys, windows, start: now, now, out: Vec::new() }
     }
 
     fn info(&self, name: &str) -> Option<MrInfo> {
@@ -135,6 +144,9 @@ impl World {
         match words.text("key") {
             None => self.host.mr.rkey,
             Some("bad") => BAD_RKEY,
+            Some(name) if name.contains("win") => {
+                self.windows.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("window {name}")).1
+            }
             Some(name) => self.info(name).unwrap_or_else(|| panic!("key {name}")).rkey,
         }
     }
@@ -168,9 +180,11 @@ impl World {
     fn post(&mut self, words: &Words<'_>) {
         let length: u32 = words.at(2).parse().expect("a length");
         let sge = Sge { addr: IOVA, length, lkey: self.lkey(words) };
+        let local = matches!(words.at(1), "bind" | "local_inv");
         let sges = [sge];
+        let sges = if local && !words.has("list") { &[] } else { &sges[..] };
         if words.at(1) == "recv" {
-            if let Err(error) = self.host.try_recv(&sges) {
+            if let Err(error) = self.host.try_recv(sges) {
                 self.out.push(format!("refused {error:?}"));
             }
             return;
@@ -184,6 +198,19 @@ impl World {
             "write" => SendOp::Write { remote_addr, rkey },
             "write_imm" => SendOp::WriteImm { remote_addr, rkey, imm },
             "read" => SendOp::Read { remote_addr, rkey },
+            "send_inv" => SendOp::SendInv { rkey },
+            "cmp_swap" => {
+                SendOp::CmpSwap { remote_addr, rkey, compare: words.big("compare"), swap: words.big("swap") }
+            }
+            "fetch_add" => SendOp::FetchAdd { remote_addr, rkey, add: words.big("add") },
+            "bind" => SendOp::BindMw {
+                rkey,
+                mr: sge.lkey,
+                addr: remote_addr.0,
+                len: length.into(),
+                access: rights(words.text("rights").unwrap_or("rwa")),
+            },
+            "local_inv" => SendOp::LocalInv { rkey },
             other => panic!("no operation {other}"),
         };
         let mut flags = SendFlags::SIGNALED;
@@ -196,7 +223,7 @@ impl World {
         let wr = SendWr {
             wr_id: self.host.id(),
             op,
-            sg_list: if inline { &[] } else { &sges },
+            sg_list: if inline { &[] } else { sges },
             inline: if inline { &bytes } else { &[] },
             flags,
             ud: None,
@@ -233,12 +260,16 @@ impl World {
             ext.aeth = Some(Aeth { syndrome, msn: Msn::new(words.number("msn").unwrap_or(0)) });
         }
         if info.atomic_ack {
-            ext.atomic_ack = Some(0);
+            ext.atomic_ack = Some(words.big("was"));
         }
         if info.atomic {
-            let rkey = self.rkey(words);
-            ext.atomic =
-                Some(ferroce_wire::AtomicEth { addr: RemoteAddr(IOVA), rkey, swap_or_add: 1, compare: 0 });
+            let operand = if opcode == Opcode::RcCmpSwap { "swap" } else { "add" };
+            ext.atomic = Some(AtomicEth {
+                addr: RemoteAddr(IOVA + u64::from(words.number("va").unwrap_or(0))),
+                rkey: self.rkey(words),
+                swap_or_add: words.big(operand),
+                compare: words.big("compare"),
+            });
         }
         let mut from = av(2, 1);
         if let Some(host) = words.byte("from") {
@@ -342,6 +373,9 @@ impl World {
                         if wc.is_recv && wc.solicited {
                             line += " se";
                         }
+                        if wc.flags.contains(WcFlags::WITH_INV) {
+                            line += " inv";
+                        }
                     }
                     line
                 }
@@ -358,6 +392,19 @@ impl World {
             });
         }
     }
+}
+
+fn rights(letters: &str) -> Access {
+    letters.chars().fold(Access::empty(), |all, letter| {
+        all | match letter {
+            'r' => Access::REMOTE_READ,
+            'w' => Access::REMOTE_WRITE,
+            'a' => Access::REMOTE_ATOMIC,
+            'l' => Access::LOCAL_WRITE,
+            '-' => Access::empty(),
+            other => panic!("no right {other}"),
+        }
+    })
 }
 
 fn imm(words: &Words<'_>) -> Imm {

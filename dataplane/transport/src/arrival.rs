@@ -1,0 +1,11 @@
+//! A packet on its way through a queue pair: what every step of the responder needs of it.
+
+use ferroce_mem::{Memory, Payload};
+use ferroce_wire::Packet;
+
+/// A packet that passed the checks of [`crate::Qp`], its payload, and the memory that it may touch.
+pub(crate) struct Arrival<'a> {
+    pub(crate) packet: &'a Packet,
+    pub(crate) payload: &'a Payload<'a>,
+    pub(crate) memory: &'a Memory,
+}
