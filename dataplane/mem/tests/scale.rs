@@ -9,6 +9,7 @@ use std::hint::black_box;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use ferroce_mem::os::{Arena, ArenaConfig, PagePolicy, Regions};
 use ferroce_mem::{Access, Bind, DeregisterError, Memory, MrInfo, MrInit, PdId};
 use ferroce_wire::{DmaLen, Qpn, RemoteAddr, Rkey};
 
@@ -106,10 +107,8 @@ fn windows_are_bound_checked_and_invalidated_without_a_scan() {
     assert_flat("windows", cost);
 }
 
-#[cfg(feature = "os")]
 #[test]
 fn owned_regions_are_registered_found_and_dropped_without_a_scan() {
-    use ferroce_mem::os::{Arena, ArenaConfig, PagePolicy, Regions};
     let cost = |count: usize| {
         let config = ArenaConfig { bytes: 64 * count as u64, pages: PagePolicy::Normal, numa_node: None };
         let (arena, _) = Arena::new(config).expect("memory");
