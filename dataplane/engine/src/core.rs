@@ -220,6 +220,9 @@ impl WorkerCore {
         match notice {
             Notice::CommEst => self.event(EngineEventKind::Async(AsyncEvent::CommEst(qpn)), None),
             Notice::Drained => self.event(EngineEventKind::Async(AsyncEvent::SqDrained(qpn)), None),
+            Notice::LastWqeReached => {
+                self.event(EngineEventKind::Async(AsyncEvent::QpLastWqeReached(qpn)), None);
+            }
             Notice::Fatal { status, psn, nak } => {
                 let event = match nak {
                     Some(NakCode::InvalidRequest) => AsyncEvent::QpReqErr(qpn),

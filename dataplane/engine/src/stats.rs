@@ -83,7 +83,7 @@ pub enum FrameDrop {
 }
 
 /// Reasons that are the engine's own, then those of a queue pair, after the parser's.
-const OWN_DROPS: [&str; 13] = [
+const OWN_DROPS: [&str; 14] = [
     "unknown_qp",
     "unknown_group",
     "forward_full",
@@ -97,6 +97,7 @@ const OWN_DROPS: [&str; 13] = [
     "duplicate",
     "refused",
     "not_ready",
+    "wrong_qkey",
 ];
 
 /// Names of the reasons, in the order of [`FrameDrop::index`].
@@ -136,6 +137,7 @@ impl FrameDrop {
                         DropReason::Duplicate => 7,
                         DropReason::Refused => 8,
                         DropReason::NotReady => 9,
+                        DropReason::WrongQkey => 10,
                     }
             }
         }
@@ -325,6 +327,7 @@ mod tests {
             DropReason::Duplicate,
             DropReason::Refused,
             DropReason::NotReady,
+            DropReason::WrongQkey,
         ];
         let mut seen: Vec<usize> = ParseError::ALL.into_iter().map(|e| FrameDrop::Parse(e).index()).collect();
         seen.extend(

@@ -231,7 +231,9 @@ impl<'p> Run<'p> {
                 self.fatal.push(at);
                 Ok(())
             }
-            Notice::Fatal { .. } | Notice::Drained => wrong(format!("{at:?}: {notice:?}")),
+            Notice::Fatal { .. } | Notice::Drained | Notice::LastWqeReached => {
+                wrong(format!("{at:?}: {notice:?}"))
+            }
         }
     }
 

@@ -6,14 +6,15 @@ use ferroce_wire::{Imm, Qpn, Rkey};
 use crate::qp::{Base, Completion};
 use crate::wq::RecvEntry;
 
-/// Next finished send, then next finished receive. In state ERR what is not finished is flushed.
+/// Next finished send, then next finished receive. In state ERR what is not finished is flushed, in SQE what is not
+/// sent.
 #[inline]
 pub(crate) fn next(base: &mut Base) -> Option<Completion> {
     next_send(base).or_else(|| next_recv(base))
 }
 
 fn next_send(base: &mut Base) -> Option<Completion> {
-    let flushing = base.state == QpState::Err;
+    let flushing = matches!(base.state, QpState::Err | QpState::Sqe);
     let queue = &mut base.sq.queue;
     let index = queue.reported;
     let finished = index != queue.done;

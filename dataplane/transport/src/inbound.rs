@@ -85,7 +85,10 @@ impl Inbound {
         arrival: &mut Arrival<'_>,
     ) -> Result<(), Refusal> {
         let headers = &arrival.packet.headers;
-        let room = base.rq.current().ok_or(Refusal::NotReady)?.room;
+        if !base.take_receive(arrival.srq.as_deref_mut()) {
+            return Err(Refusal::NotReady);
+        }
+        let room = base.rq.current().map_or(0, |entry| entry.room);
         let bytes = self.payload_bytes(info, arrival)?;
         let mut open = self.open.unwrap_or(Open::new(Op::Send));
         let received = open.received.saturating_add(bytes);
@@ -128,7 +131,7 @@ impl Inbound {
             return Err(Refusal::INVALID);
         }
         let with_imm = headers.ext.imm;
-        if with_imm.is_some() && base.rq.current().is_none() {
+        if with_imm.is_some() && base.room_of_next(arrival.srq.as_deref()).is_none() {
             return Err(Refusal::NotReady);
         }
         let bytes = self.payload_bytes(info, arrival)?;
@@ -150,6 +153,9 @@ impl Inbound {
             .memory
             .check_remote_for(base.qpn, base.attr.pd, open.rkey, open.addr, span, Access::REMOTE_WRITE)
             .map_err(|_| Refusal::ACCESS)?;
+        if with_imm.is_some() && !base.take_receive(arrival.srq.as_deref_mut()) {
+            return Err(Refusal::NotReady);
+        }
         if bytes > 0 && !target.place(0, arrival.payload) {
             return Err(Refusal::ACCESS);
         }

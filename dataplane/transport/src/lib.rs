@@ -9,7 +9,7 @@
 //! packets, `sequence` says which packet may follow which, `inbound` and `outbound` are SENDs and WRITEs packet by
 //! packet on any service, `local` is what does not travel, `rc` is the reliable connection (requester: `requester`
 //! sends, `ack` takes answers, `retry` goes back; responder: `responder` takes requests, `replay` remembers READs and
-//! atomics, `answer` sends what is owed).
+//! atomics, `answer` sends what is owed), `unreliable` is UC and UD, `srq` is the shared receive queue.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -39,11 +39,14 @@ mod rc;
 mod segment;
 mod sequence;
 pub mod sink;
+pub mod srq;
 pub mod time;
+mod unreliable;
 mod wq;
 
 pub use counters::{QpCounter, QpCounters};
 pub use qp::state::{QP_TABLE, QpEvent};
 pub use qp::{Completion, DropReason, MAX_RD_ATOMIC, MAX_WR, ModifyError, Notice, Qp};
 pub use sink::{FrameSink, Transmit};
+pub use srq::Srq;
 pub use time::Instant;

@@ -10,6 +10,7 @@ use crate::qp::Notice;
 pub(crate) struct Notices {
     comm_est: bool,
     drained: bool,
+    last_wqe: bool,
     fatal: Option<(WcStatus, Psn, Option<NakCode>)>,
 }
 
@@ -22,18 +23,30 @@ impl Notices {
         self.drained = true;
     }
 
+    /// In error: no more receives are taken from the shared queue.
+    pub(crate) fn last_wqe(&mut self) {
+        self.last_wqe = true;
+    }
+
     pub(crate) fn fatal(&mut self, status: WcStatus, psn: Psn, nak: Option<NakCode>) {
         self.fatal.get_or_insert((status, psn, nak));
     }
 
-    pub(crate) fn take(&mut self) -> Option<Notice> {
+    /// The next one. The last receive is told of when none waits for its completion any more.
+    pub(crate) fn take(&mut self, receives_out: bool) -> Option<Notice> {
         if core::mem::take(&mut self.comm_est) {
             return Some(Notice::CommEst);
         }
         if core::mem::take(&mut self.drained) {
             return Some(Notice::Drained);
         }
-        let (status, psn, nak) = self.fatal.take()?;
-        Some(Notice::Fatal { status, psn, nak })
+        if let Some((status, psn, nak)) = self.fatal.take() {
+            return Some(Notice::Fatal { status, psn, nak });
+        }
+        if self.last_wqe && !receives_out {
+            self.last_wqe = false;
+            return Some(Notice::LastWqeReached);
+        }
+        None
     }
 }

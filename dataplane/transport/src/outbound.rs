@@ -3,7 +3,7 @@
 //! Owns nothing. Keys are checked again for every packet, since they may have gone bad after the post.
 
 use ferroce_mem::{Access, Memory, PdId};
-use ferroce_verbs::{PathMtu, SendFlags, SendOp};
+use ferroce_verbs::{PathMtu, SendFlags, SendOp, WcStatus};
 use ferroce_wire::{Bth, Deth, DmaLen, Ext, Part, Psn, Reth, Service};
 
 use crate::qp::Base;
@@ -17,8 +17,8 @@ pub(crate) enum Handed {
     /// It is the sink's now; with its payload bytes.
     Done(u32),
     NoRoom,
-    /// A local key, its bounds or its rights are not right any more.
-    Fault,
+    /// It can't be sent: a local key, its bounds or its rights are not right any more, or there is no way there.
+    Fault(WcStatus),
 }
 
 /// Which packet of which request.
@@ -44,10 +44,14 @@ pub(crate) fn data<S: FrameSink>(
     memory: &Memory,
     sink: &mut S,
 ) -> Handed {
-    let Some(entry) = base.sq.queue.get(place.index) else { return Handed::Fault };
+    let Some(entry) = base.sq.queue.get(place.index) else {
+        return Handed::Fault(WcStatus::LocQpOpErr);
+    };
     let part = segment::part(0, place.packet, place.packets);
     let last = matches!(part, Part::Last | Part::Only);
-    let Some(opcode) = segment::request_opcode(place.service, &entry.op, part) else { return Handed::Fault };
+    let Some(opcode) = segment::request_opcode(place.service, &entry.op, part) else {
+        return Handed::Fault(WcStatus::LocQpOpErr);
+    };
     let mut bth = base.bth(opcode, place.psn);
     bth.ack_req = place.ack_req;
     bth.solicited = last && entry.flags.contains(SendFlags::SOLICITED) && entry.takes_receive();
@@ -56,7 +60,7 @@ pub(crate) fn data<S: FrameSink>(
         bth.dest_qpn = dest.remote_qpn;
         ext.deth = Some(Deth { qkey: base.qkey_for(dest.remote_qkey), resv: 0, src_qpn: base.qpn });
         if !sink.address(&dest.ah.av) {
-            return Handed::Fault;
+            return Handed::Fault(WcStatus::LocQpOpErr);
         }
     }
     let offset = segment::offset(place.packet, place.mtu);
@@ -119,7 +123,7 @@ fn hand_over<S: FrameSink>(
         Source::Inline(data) => {
             let start = packet.offset as usize;
             let Some(chunk) = data.get(start..start.wrapping_add(len)) else {
-                return Handed::Fault;
+                return Handed::Fault(WcStatus::LocQpOpErr);
             };
             if !sink.begin(packet.bth, packet.ext, len) {
                 return Handed::NoRoom;
@@ -140,7 +144,7 @@ fn hand_over<S: FrameSink>(
     };
     let first = match memory.check_local(pd, piece.lkey, piece.addr, piece.length, Access::empty()) {
         Ok(slice) => slice,
-        Err(_) => return Handed::Fault,
+        Err(_) => return Handed::Fault(WcStatus::LocProtErr),
     };
     if piece.length == packet.bytes {
         if !sink.begin(packet.bth, packet.ext, len) {
@@ -152,7 +156,7 @@ fn hand_over<S: FrameSink>(
     // Several pieces: check them all before the sink hears of the packet.
     for piece in pieces {
         if memory.check_local(pd, piece.lkey, piece.addr, piece.length, Access::empty()).is_err() {
-            return Handed::Fault;
+            return Handed::Fault(WcStatus::LocProtErr);
         }
     }
     if !sink.begin(packet.bth, packet.ext, len) {

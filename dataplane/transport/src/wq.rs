@@ -9,8 +9,10 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 use ferroce_mem::{Access, KeyFault, Memory, Payload, PdId};
-use ferroce_verbs::{SendFlags, SendOp, Sge, UdDest, WcStatus};
+use ferroce_verbs::{PostError, RecvWr, SendFlags, SendOp, Sge, UdDest, WcStatus};
 use ferroce_wire::{Imm, Psn, Qpn, Rkey};
+
+use crate::srq::Srq;
 
 /// A ring of work requests with their scatter/gather entries.
 pub(crate) struct Queue<T> {
@@ -42,10 +44,26 @@ impl<T: Copy + Default> Queue<T> {
         }
     }
 
+    /// Requests that it can hold.
+    pub(crate) const fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Scatter/gather entries that a request of it can have.
+    pub(crate) const fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// Requests that are posted and not reported.
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.reported)
+    }
+
     /// Requests that may still be posted.
     #[inline]
     pub(crate) fn free(&self) -> u32 {
-        self.depth.saturating_sub(self.tail.wrapping_sub(self.reported))
+        self.depth.saturating_sub(self.len())
     }
 
     /// The request at `index`, if it is posted and not yet reported.
@@ -87,6 +105,17 @@ impl<T: Copy + Default> Queue<T> {
         self.tail = self.tail.wrapping_add(1);
     }
 
+    /// What is not finished is finished with `fill`.
+    pub(crate) fn finish_all(&mut self, fill: impl Fn(&mut T)) {
+        while self.done != self.tail {
+            let index = self.done;
+            if let Some(entry) = self.get_mut(index) {
+                fill(entry);
+            }
+            self.done = index.wrapping_add(1);
+        }
+    }
+
     /// Forgets everything that is posted.
     pub(crate) fn clear(&mut self) {
         self.reported = self.tail;
@@ -95,7 +124,7 @@ impl<T: Copy + Default> Queue<T> {
 
     #[inline]
     fn holds(&self, index: u32) -> bool {
-        index.wrapping_sub(self.reported) < self.tail.wrapping_sub(self.reported)
+        index.wrapping_sub(self.reported) < self.len()
     }
 }
 
@@ -196,6 +225,19 @@ pub(crate) struct RecvEntry {
     pub(crate) solicited: bool,
     /// Consumed by a WRITE with immediate, not by a SEND.
     pub(crate) by_write: bool,
+}
+
+impl RecvEntry {
+    /// A receive as posted, with room for `bytes`.
+    pub(crate) fn posted(wr: &RecvWr<'_>, bytes: u64) -> Result<RecvEntry, PostError> {
+        Ok(RecvEntry {
+            wr_id: wr.wr_id,
+            // More room than any message can need is no fault.
+            room: u32::try_from(bytes).unwrap_or(u32::MAX),
+            sges: u32::try_from(wr.sg_list.len()).map_err(|_| PostError::TooManySge)?,
+            ..RecvEntry::default()
+        })
+    }
 }
 
 impl Default for RecvEntry {
@@ -301,6 +343,18 @@ impl RecvQueue {
             Some(entry) => self.queue.sges(self.queue.done, entry.sges),
             None => &[],
         }
+    }
+
+    /// Takes the oldest receive of a shared queue, if there is room for it here.
+    #[inline]
+    pub(crate) fn take_from(&mut self, srq: &mut Srq) -> bool {
+        let Some((entry, sges)) = srq.oldest() else { return false };
+        if self.queue.free() == 0 || entry.sges > self.queue.max_sge() {
+            return false;
+        }
+        self.queue.push(*entry, sges);
+        srq.taken();
+        true
     }
 
     /// Finishes the current receive.

@@ -1,7 +1,7 @@
 //! [`Qp`]: the queue pair that engine and simulator drive. Dispatches only.
 
 mod attr;
-mod post;
+pub(crate) mod post;
 pub mod state;
 
 use ferroce_mem::{Memory, Payload};
@@ -15,9 +15,11 @@ use crate::arrival::Arrival;
 use crate::completion;
 use crate::counters::{QpCounter, QpCounters};
 use crate::notice::Notices;
-use crate::rc::Rc;
+use crate::rc::{Psns, Rc};
 use crate::sink::{FrameSink, Transmit};
+use crate::srq::Srq;
 use crate::time::Instant;
+use crate::unreliable::{Sender, Uc, UcReceiver, Ud, UdReceiver};
 use crate::wq::{RecvQueue, SendQueue};
 
 /// READs and atomics that one queue pair can have outstanding, or serve, at once.
@@ -25,6 +27,9 @@ pub const MAX_RD_ATOMIC: u8 = 128;
 
 /// Work requests that one queue of a queue pair can hold.
 pub const MAX_WR: u32 = 1 << 15;
+
+/// Receives that a queue pair may have taken from a shared receive queue and not yet reported.
+const SRQ_TAKEN: u32 = 8;
 
 /// Why a packet that parsed was dropped by its queue pair. Each has a counter in the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -45,10 +50,12 @@ pub enum DropReason {
     StaleDuplicate,
     /// Duplicate that was answered again and not executed again.
     Duplicate,
-    /// Refused with a NAK; the queue pair may be in error now.
+    /// Refused: with a NAK on a reliable connection, which may be in error now; the message is dropped elsewhere.
     Refused,
-    /// No receive posted: RNR NAK.
+    /// No receive posted: RNR NAK on a reliable connection, dropped elsewhere.
     NotReady,
+    /// Queue key is not the queue pair's (UD).
+    WrongQkey,
 }
 
 /// A finished work request.
@@ -77,6 +84,8 @@ pub enum Notice {
     },
     /// The send queue is drained (SQD).
     Drained,
+    /// In error, and the last receive that it had from its shared receive queue is reported.
+    LastWqeReached,
 }
 
 /// Why a transition was refused.
@@ -108,6 +117,8 @@ pub(crate) struct Base {
     pub(crate) rq: RecvQueue,
     pub(crate) counters: QpCounters,
     pub(crate) notices: Notices,
+    /// COMM_EST was told.
+    pub(crate) comm_est: bool,
 }
 
 impl Base {
@@ -130,9 +141,13 @@ impl Base {
                 cap.max_inline_data,
                 attr.qp_type == QpType::Ud,
             ),
-            rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
+            rq: RecvQueue::new(
+                if attr.srq.is_some() { SRQ_TAKEN } else { cap.max_recv_wr },
+                cap.max_recv_sge,
+            ),
             counters: QpCounters::default(),
             notices: Notices::default(),
+            comm_est: false,
         }
     }
 
@@ -143,6 +158,56 @@ impl Base {
         self.sq.queue.clear();
         self.rq.queue.clear();
         self.notices = Notices::default();
+        self.comm_est = false;
+    }
+
+    /// A packet of the peer's is here: tells of the first in RTR.
+    #[inline]
+    pub(crate) fn established(&mut self) {
+        if self.state == QpState::Rtr && !self.comm_est {
+            self.comm_est = true;
+            self.notices.comm_est();
+        }
+    }
+
+    /// Room of the receive that the next message would get; `None` if there is none.
+    #[inline]
+    pub(crate) fn room_of_next(&self, srq: Option<&Srq>) -> Option<u32> {
+        match (self.rq.current(), srq) {
+            (Some(entry), _) => Some(entry.room),
+            (None, Some(srq)) if self.attr.srq.is_some() => srq.oldest().map(|(entry, _)| entry.room),
+            (None, _) => None,
+        }
+    }
+
+    /// Makes sure that there is a current receive, if need be one of the shared queue. False if there is none.
+    #[inline]
+    pub(crate) fn take_receive(&mut self, srq: Option<&mut Srq>) -> bool {
+        if self.rq.current().is_some() {
+            return true;
+        }
+        match srq {
+            Some(srq) if self.attr.srq.is_some() => self.rq.take_from(srq),
+            Some(_) | None => false,
+        }
+    }
+
+    /// Nothing is executed any more.
+    fn enter_error(&mut self) {
+        if self.state != QpState::Err && self.attr.srq.is_some() {
+            self.notices.last_wqe();
+        }
+        self.state = QpState::Err;
+    }
+
+    /// The request being sent fails with `status` on a service without answers: the send queue stops.
+    pub(crate) fn stop_sending(&mut self, status: WcStatus) {
+        let index = self.sq.queue.done;
+        if let Some(entry) = self.sq.queue.get_mut(index) {
+            entry.outcome = Some(status);
+            self.sq.queue.done = index.wrapping_add(1);
+        }
+        self.state = QpState::Sqe;
     }
 
     /// Takes over attributes that `attr::check` allowed.
@@ -188,7 +253,7 @@ impl Base {
             entry.outcome = Some(status);
             self.sq.queue.done = index.wrapping_add(1);
         }
-        self.state = QpState::Err;
+        self.enter_error();
         self.notices.fatal(status, psn, None);
     }
 
@@ -197,7 +262,7 @@ impl Base {
         if let Some(status) = recv {
             self.rq.finish(|entry| entry.status = status);
         }
-        self.state = QpState::Err;
+        self.enter_error();
         self.notices.fatal(recv.unwrap_or(WcStatus::FatalErr), psn, nak);
     }
 
@@ -210,11 +275,10 @@ impl Base {
 }
 
 /// Per service state.
-#[expect(clippy::large_enum_variant, reason = "read for every packet: no indirection")]
 enum Machine {
     Rc(Rc),
-    /// UC and UD are not built: such a queue pair stays in RESET and takes nothing.
-    Unbuilt,
+    Uc(Uc),
+    Ud(Ud),
 }
 
 /// A queue pair.
@@ -224,12 +288,17 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// A queue pair in RESET. All its memory is allocated here. Queues of more than [`MAX_WR`] requests are cut to
-    /// that; [`Qp::info`] tells the sizes in force.
+    /// A queue pair in RESET. Its memory is allocated here, but for the responder's resources, which INIT -> RTR sizes.
+    /// Queues of more than [`MAX_WR`] requests are cut to that; [`Qp::info`] tells the sizes in force. With a shared
+    /// receive queue `cap.max_recv_wr` is not looked at, and `cap.max_recv_sge` must be at least the shared queue's.
     pub fn new(qpn: Qpn, attr: &QpInitAttr) -> Qp {
         let machine = match attr.qp_type {
             QpType::Rc => Machine::Rc(Rc::new()),
-            QpType::Uc | QpType::Ud => Machine::Unbuilt,
+            QpType::Uc => Machine::Uc(Uc { sender: Sender::new(Service::Uc), receiver: UcReceiver::new() }),
+            QpType::Ud => {
+                let receiver = UdReceiver { mtu: PathMtu::Mtu256 };
+                Machine::Ud(Ud { sender: Sender::new(Service::Ud), receiver })
+            }
         };
         Qp { base: Base::new(qpn, attr), machine }
     }
@@ -238,6 +307,12 @@ impl Qp {
     #[inline]
     pub const fn qpn(&self) -> Qpn {
         self.base.qpn
+    }
+
+    /// Its service.
+    #[inline]
+    pub const fn service(&self) -> Service {
+        self.machine.service()
     }
 
     /// Its state.
@@ -281,7 +356,10 @@ impl Qp {
         let base = &self.base;
         let psns = match &self.machine {
             Machine::Rc(rc) => rc.psns(),
-            Machine::Unbuilt => crate::rc::Psns::default(),
+            Machine::Uc(uc) => {
+                Psns { next: uc.sender.psn, una: uc.sender.psn, expected: uc.receiver.expected }
+            }
+            Machine::Ud(ud) => Psns { next: ud.sender.psn, una: ud.sender.psn, expected: Psn::default() },
         };
         QpInfo {
             qpn: base.qpn,
@@ -308,37 +386,43 @@ impl Qp {
         &self.base.counters
     }
 
-    /// Makes a transition. To ERR flushes (completions follow), to RESET discards.
+    /// Makes a transition, or changes attributes. To ERR flushes (completions follow), to RESET discards.
     pub fn modify(&mut self, now: Instant, modify: &QpModify) -> Result<(), ModifyError> {
+        let _ = now;
         let from = self.base.state;
-        let to = state::step(from, state::QpEvent::of(modify)).ok_or(ModifyError::BadTransition { from })?;
-        let Machine::Rc(rc) = &mut self.machine else {
-            return Err(ModifyError::BadTransition { from });
-        };
+        let event = state::QpEvent::of(modify);
+        let to = state::step(from, event).ok_or(ModifyError::BadTransition { from })?;
         attr::check(&self.base, modify)?;
         match modify {
             QpModify::ToInit(init) => self.base.init = Some(*init),
             QpModify::ToRtr(rtr) => {
                 self.base.rtr = Some(*rtr);
-                rc.start_responder(rtr);
+                self.machine.start_receiving(rtr);
             }
             QpModify::ToRts(rts) => {
                 self.base.rts = Some(*rts);
-                rc.start_requester(&self.base, rts);
-            }
-            QpModify::ToReset => {
-                self.base.reset();
-                rc.reset();
+                self.machine.start_sending(&self.base, rts);
             }
             QpModify::Change(change) => {
                 self.base.change(change);
-                rc.change(&self.base);
+                if let Machine::Rc(rc) = &mut self.machine {
+                    rc.change(&self.base);
+                }
             }
-            QpModify::ToSqd | QpModify::SqdToRts | QpModify::SqeToRts | QpModify::ToErr => {}
+            QpModify::SqeToRts => {
+                self.base.sq.queue.finish_all(|entry| entry.outcome = Some(WcStatus::WrFlushErr));
+                self.machine.resume_sending();
+            }
+            QpModify::ToErr => self.base.enter_error(),
+            QpModify::ToReset => {
+                self.base.reset();
+                self.machine.reset();
+            }
+            QpModify::ToSqd | QpModify::SqdToRts => {}
         }
         self.base.state = to;
-        if to == QpState::Sqd {
-            rc.drain(now, &mut self.base);
+        if to == QpState::Sqd && event == state::QpEvent::ToSqd {
+            self.machine.check_drained(&mut self.base);
         }
         Ok(())
     }
@@ -355,7 +439,8 @@ impl Qp {
         post::recv(&mut self.base, wr, memory)
     }
 
-    /// Takes a packet whose ICRC is right. Places its payload, notes what to answer.
+    /// Takes a packet whose ICRC is right. Places its payload, notes what to answer. For a queue pair with a shared
+    /// receive queue see [`Qp::handle_packet_srq`]: here it has no receives.
     #[inline]
     pub fn handle_packet(
         &mut self,
@@ -364,11 +449,22 @@ impl Qp {
         payload: &Payload<'_>,
         memory: &Memory,
     ) -> Result<(), DropReason> {
-        let Machine::Rc(rc) = &mut self.machine else {
-            return Err(DropReason::WrongService);
-        };
+        self.handle_packet_srq(now, packet, payload, memory, None)
+    }
+
+    /// As [`Qp::handle_packet`], with the shared receive queue of the queue pair. Ask it by [`Srq::poll_limit`]
+    /// afterwards.
+    #[inline]
+    pub fn handle_packet_srq(
+        &mut self,
+        now: Instant,
+        packet: &Packet,
+        payload: &Payload<'_>,
+        memory: &Memory,
+        srq: Option<&mut Srq>,
+    ) -> Result<(), DropReason> {
         let headers = &packet.headers;
-        if headers.bth.opcode.service() != Service::Rc {
+        if headers.bth.opcode.service() != self.machine.service() {
             return Err(DropReason::WrongService);
         }
         if !state::may_receive(self.base.state) {
@@ -377,31 +473,39 @@ impl Qp {
         let (Some(init), Some(rtr)) = (&self.base.init, &self.base.rtr) else {
             return Err(DropReason::WrongState);
         };
-        if headers.ip.src_gid() != rtr.av.dgid || headers.ip.dst_gid() != rtr.av.sgid {
+        let connected = self.base.attr.qp_type != QpType::Ud;
+        if connected && (headers.ip.src_gid() != rtr.av.dgid || headers.ip.dst_gid() != rtr.av.sgid) {
             return Err(DropReason::WrongAddress);
         }
         if !init.pkey.matches(headers.bth.pkey) {
             return Err(DropReason::WrongPkey);
         }
         self.base.counters.add(QpCounter::RcvdPkts, 1);
-        rc.handle_packet(&mut self.base, now, &mut Arrival { packet, payload, memory })
+        let mut arrival = Arrival { packet, payload, memory, srq };
+        match &mut self.machine {
+            Machine::Rc(rc) => rc.handle_packet(&mut self.base, now, &mut arrival),
+            Machine::Uc(uc) => uc.receiver.on_packet(&mut self.base, &mut arrival),
+            Machine::Ud(ud) => ud.receiver.on_packet(&mut self.base, &mut arrival),
+        }
     }
 
     /// Tells that the time of [`Qp::poll_timeout`] has come. Harmless when it has not.
     pub fn handle_timeout(&mut self, now: Instant) {
         match &mut self.machine {
             Machine::Rc(rc) => rc.handle_timeout(&mut self.base, now),
-            Machine::Unbuilt => {}
+            Machine::Uc(_) | Machine::Ud(_) => {}
         }
     }
 
     /// Next packet to send: answers first (ACKs, NAKs, READ responses), then requests. While both READ responses and
-    /// requests wait they take turns, so that a long READ by the peer can't hold up our own requests.
+    /// requests wait they take turns, so that a long READ by the peer can't hold up our own requests. Local operations
+    /// are done here too, and sends may fail: poll completions again afterwards.
     #[inline]
     pub fn poll_transmit<S: FrameSink>(&mut self, now: Instant, memory: &Memory, sink: &mut S) -> Transmit {
         match &mut self.machine {
             Machine::Rc(rc) => rc.poll_transmit(&mut self.base, now, memory, sink),
-            Machine::Unbuilt => Transmit::Idle,
+            Machine::Uc(uc) => uc.sender.poll(&mut self.base, memory, sink),
+            Machine::Ud(ud) => ud.sender.poll(&mut self.base, memory, sink),
         }
     }
 
@@ -416,7 +520,8 @@ impl Qp {
     #[inline]
     #[must_use]
     pub fn poll_notice(&mut self) -> Option<Notice> {
-        self.base.notices.take()
+        let receives_out = self.base.rq.queue.len() > 0;
+        self.base.notices.take(receives_out)
     }
 
     /// When [`Qp::handle_timeout`] wants to be called next.
@@ -425,7 +530,59 @@ impl Qp {
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.machine {
             Machine::Rc(rc) => rc.poll_timeout(&self.base),
-            Machine::Unbuilt => None,
+            Machine::Uc(_) | Machine::Ud(_) => None,
+        }
+    }
+}
+
+impl Machine {
+    #[inline]
+    const fn service(&self) -> Service {
+        match self {
+            Machine::Rc(_) => Service::Rc,
+            Machine::Uc(_) => Service::Uc,
+            Machine::Ud(_) => Service::Ud,
+        }
+    }
+
+    fn start_receiving(&mut self, rtr: &RtrAttrs) {
+        match self {
+            Machine::Rc(rc) => rc.start_responder(rtr),
+            Machine::Uc(uc) => uc.receiver.start(rtr.path_mtu, rtr.rq_psn),
+            Machine::Ud(ud) => ud.receiver.mtu = rtr.path_mtu,
+        }
+    }
+
+    fn start_sending(&mut self, base: &Base, rts: &RtsAttrs) {
+        let mtu = base.rtr.map_or(PathMtu::Mtu256, |rtr| rtr.path_mtu);
+        match self {
+            Machine::Rc(rc) => rc.start_requester(base, rts),
+            Machine::Uc(Uc { sender, .. }) | Machine::Ud(Ud { sender, .. }) => sender.start(mtu, rts.sq_psn),
+        }
+    }
+
+    fn resume_sending(&mut self) {
+        match self {
+            Machine::Rc(_) => {}
+            Machine::Uc(Uc { sender, .. }) | Machine::Ud(Ud { sender, .. }) => sender.resume(),
+        }
+    }
+
+    fn check_drained(&self, base: &mut Base) {
+        match self {
+            Machine::Rc(rc) => rc.check_drained(base),
+            Machine::Uc(Uc { sender, .. }) | Machine::Ud(Ud { sender, .. }) => sender.check_drained(base),
+        }
+    }
+
+    fn reset(&mut self) {
+        match self {
+            Machine::Rc(rc) => rc.reset(),
+            Machine::Uc(uc) => {
+                uc.sender = Sender::new(Service::Uc);
+                uc.receiver = UcReceiver::new();
+            }
+            Machine::Ud(ud) => ud.sender = Sender::new(Service::Ud),
         }
     }
 }

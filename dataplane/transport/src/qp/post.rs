@@ -1,10 +1,11 @@
 //! Taking work requests: everything that can be refused is refused here, before anything is posted.
 
-use ferroce_mem::{Access, Memory};
-use ferroce_verbs::{PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge};
-use ferroce_wire::{DmaLen, Psn};
+use ferroce_mem::{Access, Memory, PdId};
+use ferroce_verbs::{PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, UdDest};
+use ferroce_wire::{DmaLen, Psn, Qpn};
 
 use super::Base;
+use super::attr::check_av;
 use super::state::{may_post_recv, may_post_send};
 use crate::wq::{Kind, RecvEntry, SendEntry, kind_of};
 
@@ -15,6 +16,7 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
         return Err(PostError::BadState);
     }
     check_op(base, wr)?;
+    let dest = dest(base, wr)?;
     if base.sq.queue.free() == 0 {
         return Err(PostError::Full);
     }
@@ -37,7 +39,7 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
     if inline {
         base.sq.stage_inline(wr.inline);
     }
-    if let Some(dest) = wr.ud {
+    if let Some(dest) = dest {
         base.sq.stage_dest(dest);
     }
     let entry = SendEntry {
@@ -54,9 +56,12 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
     Ok(())
 }
 
-/// Posts a receive, or says why not.
+/// Posts a receive, or says why not. With a shared receive queue there is none of its own to post to.
 #[inline]
 pub(crate) fn recv(base: &mut Base, wr: &RecvWr<'_>, memory: &Memory) -> Result<(), PostError> {
+    if base.attr.srq.is_some() {
+        return Err(PostError::NoSuchQueue);
+    }
     if !may_post_recv(base.state) {
         return Err(PostError::BadState);
     }
@@ -66,15 +71,8 @@ pub(crate) fn recv(base: &mut Base, wr: &RecvWr<'_>, memory: &Memory) -> Result<
     if wr.sg_list.len() > base.attr.cap.max_recv_sge as usize {
         return Err(PostError::TooManySge);
     }
-    let bytes = checked_sum(base, wr.sg_list, Access::LOCAL_WRITE, memory)?;
-    let entry = RecvEntry {
-        wr_id: wr.wr_id,
-        // More room than any message can need is no fault.
-        room: u32::try_from(bytes).unwrap_or(u32::MAX),
-        sges: u32::try_from(wr.sg_list.len()).map_err(|_| PostError::TooManySge)?,
-        ..RecvEntry::default()
-    };
-    base.rq.queue.push(entry, wr.sg_list);
+    let bytes = checked_sum(base.attr.pd, wr.sg_list, Access::LOCAL_WRITE, memory)?;
+    base.rq.queue.push(RecvEntry::posted(wr, bytes)?, wr.sg_list);
     Ok(())
 }
 
@@ -82,14 +80,34 @@ pub(crate) fn recv(base: &mut Base, wr: &RecvWr<'_>, memory: &Memory) -> Result<
 /// start.
 fn check_op(base: &Base, wr: &SendWr<'_>) -> Result<(), PostError> {
     let inline = wr.flags.contains(SendFlags::INLINE);
-    match (base.attr.qp_type, kind_of(&wr.op)) {
-        (QpType::Rc, Kind::Data) => Ok(()),
-        (QpType::Rc, Kind::Read | Kind::Atomic) => {
+    let rc = base.attr.qp_type == QpType::Rc;
+    let (exists, ready) = match wr.op {
+        SendOp::Send | SendOp::SendImm(_) => (true, true),
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => (base.attr.qp_type != QpType::Ud, true),
+        SendOp::SendInv { .. } => (rc, true),
+        SendOp::Read { .. } | SendOp::CmpSwap { .. } | SendOp::FetchAdd { .. } => {
             let never = base.state != QpState::Err && base.rts.is_some_and(|rts| rts.max_rd_atomic == 0);
-            if never || inline { Err(PostError::BadOp) } else { Ok(()) }
+            (rc, !never && !inline)
         }
-        (QpType::Rc | QpType::Uc, Kind::Local) if !inline => Ok(()),
-        (QpType::Rc | QpType::Uc | QpType::Ud, _) => Err(PostError::BadOp),
+        SendOp::BindMw { .. } | SendOp::LocalInv { .. } => (base.attr.qp_type != QpType::Ud, !inline),
+    };
+    if exists && ready { Ok(()) } else { Err(PostError::BadOp) }
+}
+
+/// Where a datagram goes: nowhere without an address handle of this protection domain.
+fn dest<'a>(base: &Base, wr: &SendWr<'a>) -> Result<Option<&'a UdDest>, PostError> {
+    if base.attr.qp_type != QpType::Ud {
+        return Ok(None);
+    }
+    match wr.ud {
+        Some(dest)
+            if dest.ah.pd == base.attr.pd
+                && dest.remote_qpn != Qpn::default()
+                && check_av(&dest.ah.av).is_ok() =>
+        {
+            Ok(Some(dest))
+        }
+        Some(_) | None => Err(PostError::BadAh),
     }
 }
 
@@ -111,7 +129,7 @@ fn inline_len(base: &Base, wr: &SendWr<'_>) -> Result<u32, PostError> {
 }
 
 fn message_len(base: &Base, list: &[Sge], want: Access, memory: &Memory) -> Result<u32, PostError> {
-    let bytes = checked_sum(base, list, want, memory)?;
+    let bytes = checked_sum(base.attr.pd, list, want, memory)?;
     match u32::try_from(bytes) {
         Ok(len) if len <= DmaLen::MAX.0 => Ok(len),
         Ok(_) | Err(_) => Err(PostError::TooLong),
@@ -120,12 +138,10 @@ fn message_len(base: &Base, list: &[Sge], want: Access, memory: &Memory) -> Resu
 
 /// Bytes of a scatter/gather list, each entry's key checked. Entries of length 0 are not looked at.
 #[inline]
-fn checked_sum(base: &Base, list: &[Sge], want: Access, memory: &Memory) -> Result<u64, PostError> {
+pub(crate) fn checked_sum(pd: PdId, list: &[Sge], want: Access, memory: &Memory) -> Result<u64, PostError> {
     let mut bytes: u64 = 0;
     for sge in list.iter().filter(|sge| sge.length > 0) {
-        memory
-            .check_local(base.attr.pd, sge.lkey, sge.addr, sge.length, want)
-            .map_err(|_| PostError::BadKey)?;
+        memory.check_local(pd, sge.lkey, sge.addr, sge.length, want).map_err(|_| PostError::BadKey)?;
         bytes = bytes.saturating_add(u64::from(sge.length));
     }
     Ok(bytes)

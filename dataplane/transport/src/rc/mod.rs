@@ -72,8 +72,8 @@ impl Rc {
         Psns { next: self.requester.next, una: self.requester.una, expected: self.responder.expected }
     }
 
-    /// SQD was entered: says so at once if nothing that was started is unfinished.
-    pub(crate) fn drain(&mut self, _now: Instant, base: &mut Base) {
+    /// Says, in SQD, if nothing that was started is unfinished.
+    pub(crate) fn check_drained(&self, base: &mut Base) {
         self.requester.check_drained(base);
     }
 

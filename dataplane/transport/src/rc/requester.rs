@@ -5,7 +5,7 @@
 //! done; the cursor never lies before `una`; requests before `fresh` have their PSNs. Called by `rc`; never looks at the receive queue.
 
 use ferroce_mem::Memory;
-use ferroce_verbs::{PathMtu, QpState, RtsAttrs, SendFlags, SendOp, WcStatus};
+use ferroce_verbs::{PathMtu, QpState, RtsAttrs, SendFlags, SendOp};
 use ferroce_wire::{AtomicEth, DmaLen, Ext, Part, Psn, Reth, Service};
 
 use crate::counters::QpCounter;
@@ -305,10 +305,10 @@ impl Requester {
         let bytes = match outbound::data(base, &place, &mut self.gather, memory, sink) {
             Handed::Done(bytes) => bytes,
             Handed::NoRoom => return Transmit::NoRoom,
-            Handed::Fault => {
+            Handed::Fault(status) => {
                 // The key went bad after the post. Earlier requests finish first: completions are in order.
                 if self.cursor == base.sq.queue.done {
-                    base.fail_send(WcStatus::LocProtErr, self.cursor_psn);
+                    base.fail_send(status, self.cursor_psn);
                 }
                 return Transmit::Idle;
             }

@@ -6,7 +6,7 @@
 //! nothing itself (see `answer`).
 
 use ferroce_mem::Access;
-use ferroce_verbs::{QpState, RtrAttrs, WcStatus};
+use ferroce_verbs::{RtrAttrs, WcStatus};
 use ferroce_wire::{AtomicEth, DmaLen, Msn, NakCode, Op, Packet, Psn, Syndrome};
 
 use crate::arrival::Arrival;
@@ -46,8 +46,6 @@ pub(crate) struct Responder {
     pub(super) resources: Resources,
     /// The queue pair is in error by a request that gets no NAK: what is owed for those before it still leaves.
     closing: bool,
-    /// COMM_EST was told.
-    established: bool,
 }
 
 impl Responder {
@@ -64,7 +62,6 @@ impl Responder {
             nak: None,
             resources: Resources::default(),
             closing: false,
-            established: false,
         }
     }
 
@@ -104,10 +101,7 @@ impl Responder {
         base: &mut Base,
         arrival: &mut Arrival<'_>,
     ) -> Result<(), DropReason> {
-        if base.state == QpState::Rtr && !self.established {
-            self.established = true;
-            base.notices.comm_est();
-        }
+        base.established();
         let ahead = arrival.packet.headers.bth.psn.offset_from(self.expected);
         if ahead < 0 {
             base.counters.add(QpCounter::DuplicateRequest, 1);

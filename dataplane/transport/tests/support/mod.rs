@@ -6,21 +6,24 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::ptr::NonNull;
 
 use ferroce_mem::{Access, Lkey, Memory, MrInfo, MrInit, MrSlice, Payload, PdId};
-use ferroce_transport::{Completion, DropReason, FrameSink, Instant, Notice, Qp, QpCounter, Transmit};
+use ferroce_transport::{Completion, DropReason, FrameSink, Instant, Notice, Qp, QpCounter, Srq, Transmit};
 use ferroce_verbs::{
-    AddressVector, ClassId, CqId, InitAttrs, PostError, QpCap, QpInitAttr, QpModify, QpState, QpType, RecvWr,
-    RtrAttrs, RtsAttrs, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    AddressVector, Ah, AhId, ClassId, CqId, InitAttrs, PostError, QpCap, QpInitAttr, QpModify, QpState,
+    QpType, RecvWr, RtrAttrs, RtsAttrs, SendFlags, SendOp, SendWr, Sge, SrqId, SrqInitAttr, UdDest, Wc,
+    WcStatus,
 };
 use ferroce_wire::icrc::check_frame;
 use ferroce_wire::{
     Bth, Eth, Ext, Gid, Headers, Imm, Ip, MacAddr, NakCode, Opcode, Packet, PathMtu, Pkey, Psn, Qkey, Qpn,
-    RemoteAddr, Rkey, Syndrome, emit,
+    RemoteAddr, Rkey, Service, Syndrome, emit,
 };
 
 pub const PD: PdId = PdId(7);
 pub const IOVA: u64 = 0x1_0000_0000;
 pub const A_QPN: Qpn = Qpn::new(0x11);
 pub const B_QPN: Qpn = Qpn::new(0x12);
+pub const QKEY: Qkey = Qkey(0x1234_5678);
+pub const SRQ: SrqId = SrqId(3);
 pub const BUF: usize = 1 << 20;
 
 /// How the two sides are set up. PSNs are those of A: `sq_psn` is what A sends first, `rq_psn` what it expects first.
@@ -39,6 +42,10 @@ pub struct Setup {
     pub sq_sig_all: bool,
     pub access: Access,
     pub pkey: Pkey,
+    pub qp_type: QpType,
+    pub qkey: Qkey,
+    /// Receives come from a shared queue of this many.
+    pub srq: Option<u32>,
 }
 
 impl Default for Setup {
@@ -63,13 +70,16 @@ impl Default for Setup {
             sq_sig_all: false,
             access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
             pkey: Pkey::DEFAULT,
+            qp_type: QpType::Rc,
+            qkey: QKEY,
+            srq: None,
         }
     }
 }
 
 impl Setup {
     pub fn init(&self) -> InitAttrs {
-        InitAttrs { pkey: self.pkey, access: self.access, qkey: Qkey::default() }
+        InitAttrs { pkey: self.pkey, access: self.access, qkey: self.qkey }
     }
     pub fn rtr(&self, us: u8, them: u8, dest: Qpn, rq_psn: u32) -> RtrAttrs {
         RtrAttrs {
@@ -93,13 +103,13 @@ impl Setup {
     }
     pub fn attr(&self) -> QpInitAttr {
         QpInitAttr {
-            qp_type: QpType::Rc,
+            qp_type: self.qp_type,
             pd: PD,
             send_cq: CqId(0),
             recv_cq: CqId(0),
             cap: self.cap,
             sq_sig_all: self.sq_sig_all,
-            srq: None,
+            srq: self.srq.map(|_| SRQ),
         }
     }
 }
@@ -121,6 +131,12 @@ pub fn av(us: u8, them: u8) -> AddressVector {
         sl: 0,
         udp_src: 0xc000,
     }
+}
+
+/// A datagram's way from `us` to `qpn` of `them`.
+pub fn dest(us: u8, them: u8, qpn: Qpn) -> UdDest {
+    let ah = Ah { id: AhId(0), pd: PD, av: av(us, them) };
+    UdDest { ah, remote_qpn: qpn, remote_qkey: QKEY }
 }
 
 /// Bytes that nobody moves, written by queue pairs through `Memory` only. Lives as long as its host, whose table is
@@ -193,6 +209,9 @@ pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
 /// One side.
 pub struct Host {
     pub qp: Qp,
+    pub srq: Option<Srq>,
+    /// Events of the shared receive queue.
+    pub limits: usize,
     pub memory: Memory,
     pub buf: Buffer,
     pub mr: MrInfo,
@@ -203,6 +222,8 @@ pub struct Host {
     /// Frames that the sink still takes; endless unless set.
     pub room: usize,
     next_id: u64,
+    /// Where datagrams go.
+    pub dest: Option<UdDest>,
 }
 
 impl Host {
@@ -221,6 +242,11 @@ impl Host {
         let mr = buf.register(&mut memory, PD, access, 0, bytes);
         Host {
             qp: Qp::new(qpn, &setup.attr()),
+            srq: setup.srq.map(|max_wr| {
+                let max_sge = setup.cap.max_recv_sge;
+                Srq::new(SRQ, &SrqInitAttr { pd: PD, max_wr, max_sge, limit: 0 })
+            }),
+            limits: 0,
             memory,
             buf,
             mr,
@@ -230,6 +256,7 @@ impl Host {
             drops: Vec::new(),
             room: usize::MAX,
             next_id: 1,
+            dest: None,
         }
     }
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
@@ -247,7 +274,8 @@ impl Host {
         self.next_id - 1
     }
     pub fn post(&mut self, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<u64, PostError> {
-        let wr = SendWr { wr_id: self.next_id, op, sg_list: sges, inline: &[], flags, ud: None };
+        let ud = self.dest.filter(|_| self.qp.service() == Service::Ud);
+        let wr = SendWr { wr_id: self.next_id, op, sg_list: sges, inline: &[], flags, ud: ud.as_ref() };
         self.qp.post_send(&wr, &self.memory)?;
         Ok(self.id())
     }
@@ -267,7 +295,11 @@ impl Host {
         self.try_recv(&[sge]).expect("posts")
     }
     pub fn try_recv(&mut self, sges: &[Sge]) -> Result<u64, PostError> {
-        self.qp.post_recv(&RecvWr { wr_id: self.next_id, sg_list: sges }, &self.memory)?;
+        let wr = RecvWr { wr_id: self.next_id, sg_list: sges };
+        match &mut self.srq {
+            Some(srq) => srq.post_recv(&wr, &self.memory)?,
+            None => self.qp.post_recv(&wr, &self.memory)?,
+        }
         Ok(self.id())
     }
     /// Completions since the last call, as (wr_id, status).
@@ -317,9 +349,11 @@ impl Host {
         let start = usize::from(packet.payload_offset);
         let bytes = &frame[start..start + usize::from(packet.payload_len)];
         let payload = Payload::from_slice(bytes);
-        if let Err(reason) = self.qp.handle_packet(now, packet, &payload, &self.memory) {
+        let taken = self.qp.handle_packet_srq(now, packet, &payload, &self.memory, self.srq.as_mut());
+        if let Err(reason) = taken {
             self.drops.push(reason);
         }
+        self.limits += self.srq.as_mut().map_or(0, |srq| usize::from(srq.poll_limit()));
     }
 }
 
@@ -346,6 +380,10 @@ impl Frame {
 }
 
 impl FrameSink for Frame {
+    fn address(&mut self, av: &AddressVector) -> bool {
+        self.av = *av;
+        true
+    }
     fn begin(&mut self, bth: &Bth, ext: &Ext, payload_len: usize) -> bool {
         assert!(self.head.is_none(), "one packet per poll");
         if self.room == 0 {
@@ -365,10 +403,22 @@ impl FrameSink for Frame {
 }
 
 pub fn headers(av: &AddressVector, bth: Bth, ext: Ext) -> Headers {
-    let (Some(src), Some(dst)) = (av.sgid.ipv4(), av.dgid.ipv4()) else { panic!("tests use IPv4") };
+    let ip = match (av.sgid.to_ip(), av.dgid.to_ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            Ip::V4 { src, dst, tos: av.traffic_class, ttl: av.hop_limit, id: 0, frag: 0x4000 }
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => Ip::V6 {
+            src,
+            dst,
+            traffic_class: av.traffic_class,
+            flow_label: av.flow_label,
+            hop_limit: av.hop_limit,
+        },
+        _ => panic!("both of one family"),
+    };
     Headers {
         eth: Eth { dst: av.dmac, src: av.smac, vlan: None },
-        ip: Ip::V4 { src, dst, tos: av.traffic_class, ttl: av.hop_limit, id: 0, frag: 0x4000 },
+        ip,
         udp_src: av.udp_src,
         udp_checksum: 0,
         bth,
@@ -440,6 +490,7 @@ impl Pair {
         for (host, setup, us, them, dest, sq, rq) in
             [(&mut pair.a, &a_setup, 1, 2, B_QPN, sq, rq), (&mut pair.b, &b_setup, 2, 1, A_QPN, rq, sq)]
         {
+            host.dest = Some(crate::support::dest(us, them, dest));
             let qp = &mut host.qp;
             qp.modify(pair.now, &QpModify::ToInit(setup.init())).expect("INIT");
             qp.modify(pair.now, &QpModify::ToRtr(setup.rtr(us, them, dest, rq))).expect("RTR");
@@ -614,7 +665,21 @@ pub fn op_name(opcode: Opcode) -> &'static str {
         Opcode::RcFetchAdd => "FETCH_ADD",
         Opcode::RcSendLastInv => "SEND_LAST_INV",
         Opcode::RcSendOnlyInv => "SEND_ONLY_INV",
-        _ => "OTHER",
+        Opcode::UcSendFirst => "UC_SEND_FIRST",
+        Opcode::UcSendMiddle => "UC_SEND_MIDDLE",
+        Opcode::UcSendLast => "UC_SEND_LAST",
+        Opcode::UcSendLastImm => "UC_SEND_LAST_IMM",
+        Opcode::UcSendOnly => "UC_SEND_ONLY",
+        Opcode::UcSendOnlyImm => "UC_SEND_ONLY_IMM",
+        Opcode::UcWriteFirst => "UC_WRITE_FIRST",
+        Opcode::UcWriteMiddle => "UC_WRITE_MIDDLE",
+        Opcode::UcWriteLast => "UC_WRITE_LAST",
+        Opcode::UcWriteLastImm => "UC_WRITE_LAST_IMM",
+        Opcode::UcWriteOnly => "UC_WRITE_ONLY",
+        Opcode::UcWriteOnlyImm => "UC_WRITE_ONLY_IMM",
+        Opcode::UdSendOnly => "UD_SEND_ONLY",
+        Opcode::UdSendOnlyImm => "UD_SEND_ONLY_IMM",
+        Opcode::Cnp => "CNP",
     }
 }
 
@@ -651,6 +716,10 @@ pub fn describe(packet: &Packet) -> String {
     }
     if let Some(was) = ext.atomic_ack {
         line += &format!(" was={was}");
+    }
+    if let Some(deth) = ext.deth {
+        let (to, src) = (bth.dest_qpn.get(), deth.src_qpn.get());
+        line += &format!(" to={to:#x} qkey={:#x} src={src:#x}", deth.qkey.0);
     }
     if let Some(imm) = ext.imm {
         line += &format!(" imm={:02x}{:02x}{:02x}{:02x}", imm.0[0], imm.0[1], imm.0[2], imm.0[3]);

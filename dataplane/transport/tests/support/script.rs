@@ -4,12 +4,16 @@
 //! and lines with `#` are kept. Commands:
 //!
 //! ```text
-//! qp [mtu= sq_psn= rq_psn= timeout= retry= rnr_retry= rnr_timer= rd= dest_rd= state=rtr access=none depth=]
+//! qp [type=uc|ud mtu= sq_psn= rq_psn= timeout= retry= rnr_retry= rnr_timer= rd= dest_rd= state=rtr|init access=none
+//!     depth= srq= limit= qkey=]
 //! post send|send_imm|send_inv|write|write_imm|read LEN [va= key= imm= fence unsignaled se inline lkey=]
 //! post cmp_swap|fetch_add LEN [va= key= compare= swap= add=] | bind LEN [va= key= lkey= rights=rwa] | local_inv 0 [key=]
-//! post recv LEN [lkey=]
+//! post recv LEN [lkey=] (to the shared receive queue, if there is one)
+//! post ... [to= qkey= ah=none|otherpd|mixed v6] (UD)
 //! rx NAME psn= [len= va= dma= key= imm= timer= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
-//! tick 10ms | modify err|sqd|rts|reset | dereg NAME | room N | peek OFFSET LEN | fill BYTE | show
+//! rx ... [qkey= src= v6 group] (UD)
+//! tick 10ms | modify err|sqd|rts|reset|sqe_rts | dereg NAME | room N | peek OFFSET LEN | fill BYTE | show | limit N
+//! change [access= pkey= qkey= timeout= retry= rnr_retry= rd= dest_rd= rnr_timer= av]
 //! ```
 //!
 //! Remote keys by name: `main` (all rights), `noread`, `nowrite`, `otherpd`, `short` (100 bytes), `bad`, and the windows
@@ -18,15 +22,15 @@
 
 use ferroce_mem::{Access, Lkey, MrInfo, PdId};
 use ferroce_transport::{Completion, Instant, Notice, Transmit};
-use ferroce_verbs::{QpModify, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
+use ferroce_verbs::{QpChange, QpModify, QpType, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
 use ferroce_wire::icrc::check_frame;
 use ferroce_wire::{
-    Aeth, AtomicEth, Bth, DmaLen, Ext, Imm, Msn, NakCode, Opcode, PathMtu, Pkey, Psn, RemoteAddr, Reth, Rkey,
-    Syndrome,
+    Aeth, AtomicEth, Bth, Deth, DmaLen, Ext, Gid, Imm, Msn, NakCode, Opcode, PathMtu, Pkey, Psn, Qkey, Qpn,
+    RemoteAddr, Reth, Rkey, Syndrome,
 };
 
 use crate::support::{
-    A_QPN, B_QPN, BAD_LKEY, BAD_RKEY, Host, IOVA, PD, Setup, av, describe, headers, op_name, seal,
+    A_QPN, B_QPN, BAD_LKEY, BAD_RKEY, Host, IOVA, PD, QKEY, Setup, av, describe, dest, headers, op_name, seal,
 };
 
 /// Runs a script and returns it with what happened filled in.
@@ -112,6 +116,14 @@ impl World {
         if words.text("access") == Some("none") {
             setup.access = Access::empty();
         }
+        setup.qp_type = match words.text("type") {
+            None | Some("rc") => QpType::Rc,
+            Some("uc") => QpType::Uc,
+            Some("ud") => QpType::Ud,
+            Some(other) => panic!("type {other}"),
+        };
+        setup.srq = words.number("srq");
+        setup.qkey = words.number("qkey").map_or(QKEY, Qkey);
         if let Some(depth) = words.number("depth") {
             setup.cap.max_send_wr = depth;
             setup.cap.max_recv_wr = depth;
@@ -119,8 +131,14 @@ impl World {
         let mut host = Host::new(A_QPN, &setup);
         let now = Instant(1_000_000);
         host.qp.modify(now, &QpModify::ToInit(setup.init())).expect("INIT");
-        host.qp.modify(now, &QpModify::ToRtr(setup.rtr(1, 2, B_QPN, setup.rq_psn))).expect("RTR");
-        if words.text("state") != Some("rtr") {
+        host.dest = Some(dest(1, 2, B_QPN));
+        if let (Some(srq), Some(limit)) = (&mut host.srq, words.number("limit")) {
+            srq.set_limit(limit);
+        }
+        if words.text("state") != Some("init") {
+            host.qp.modify(now, &QpModify::ToRtr(setup.rtr(1, 2, B_QPN, setup.rq_psn))).expect("RTR");
+        }
+        if words.text("state").is_none() {
             host.qp.modify(now, &QpModify::ToRts(setup.rts(setup.sq_psn))).expect("RTS");
         }
         let (write, read) = (Access::LOCAL_WRITE | Access::REMOTE_WRITE, Access::REMOTE_READ);
@@ -168,6 +186,11 @@ impl World {
             "fill" => self.host.buf.fill(words.at(1).parse().expect("a byte")),
             "peek" => self.peek(words),
             "show" => self.show(),
+            "change" => self.change(words),
+            "limit" => {
+                let limit = words.at(1).parse().expect("a number");
+                self.host.srq.as_mut().expect("a shared receive queue").set_limit(limit);
+            }
             "dereg" => {
                 let lkey = self.info(words.at(1)).expect("a key").lkey;
                 self.host.memory.deregister(lkey).expect("registered");
@@ -218,6 +241,19 @@ impl World {
         flags.set(SendFlags::FENCE, words.has("fence"));
         flags.set(SendFlags::SOLICITED, words.has("se"));
         flags.set(SendFlags::INLINE, words.has("inline"));
+        let mut ud = self.host.dest.filter(|_| words.text("ah") != Some("none"));
+        if let Some(dest) = &mut ud {
+            dest.remote_qpn = words.number("to").map_or(dest.remote_qpn, Qpn::new);
+            dest.remote_qkey = words.number("qkey").map_or(dest.remote_qkey, Qkey);
+            match words.text("ah") {
+                Some("otherpd") => dest.ah.pd = PdId(99),
+                Some("mixed") => dest.ah.av.sgid = v6(1),
+                _ => {}
+            }
+            if words.has("v6") {
+                (dest.ah.av.sgid, dest.ah.av.dgid) = (v6(1), v6(2));
+            }
+        }
         let bytes = vec![0xee; length as usize];
         let inline = words.has("inline");
         let wr = SendWr {
@@ -226,7 +262,7 @@ impl World {
             sg_list: if inline { &[] } else { sges },
             inline: if inline { &bytes } else { &[] },
             flags,
-            ud: None,
+            ud: ud.as_ref(),
         };
         if let Err(error) = self.host.qp.post_send(&wr, &self.host.memory) {
             self.out.push(format!("refused {error:?}"));
@@ -271,7 +307,20 @@ impl World {
                 compare: words.big("compare"),
             });
         }
+        if info.deth {
+            let qkey = words.number("qkey").map_or(QKEY, Qkey);
+            let src_qpn = words.number("src").map_or(B_QPN, Qpn::new);
+            ext.deth = Some(Deth { qkey, resv: 0, src_qpn });
+        }
         let mut from = av(2, 1);
+        if words.has("v6") {
+            (from.sgid, from.dgid) = (v6(2), v6(1));
+            (from.traffic_class, from.flow_label) = (0x6a, 0x12345);
+        }
+        if words.has("group") {
+            from.dgid = Gid::from_ip("239.1.2.3".parse().expect("an address"));
+            bth.dest_qpn = Qpn::MULTICAST;
+        }
         if let Some(host) = words.byte("from") {
             from.sgid = crate::support::gid(host);
         }
@@ -292,10 +341,29 @@ impl World {
             "err" => QpModify::ToErr,
             "sqd" => QpModify::ToSqd,
             "rts" => QpModify::SqdToRts,
+            "sqe_rts" => QpModify::SqeToRts,
             "reset" => QpModify::ToReset,
             other => panic!("no state {other}"),
         };
         if let Err(error) = self.host.qp.modify(self.now, &modify) {
+            self.out.push(format!("refused {error:?}"));
+        }
+    }
+
+    fn change(&mut self, words: &Words<'_>) {
+        let change = QpChange {
+            pkey: words.number("pkey").map(|pkey| Pkey(pkey as u16)),
+            access: words.text("access").map(rights),
+            qkey: words.number("qkey").map(Qkey),
+            av: words.has("av").then(|| av(1, 3)),
+            timeout: words.byte("timeout"),
+            retry_cnt: words.byte("retry"),
+            rnr_retry: words.byte("rnr_retry"),
+            max_rd_atomic: words.byte("rd"),
+            max_dest_rd_atomic: words.byte("dest_rd"),
+            min_rnr_timer: words.byte("rnr_timer"),
+        };
+        if let Err(error) = self.host.qp.modify(self.now, &QpModify::Change(change)) {
             self.out.push(format!("refused {error:?}"));
         }
     }
@@ -362,6 +430,9 @@ impl World {
     }
 
     fn reports(&mut self) {
+        for _ in 0..std::mem::take(&mut self.host.limits) {
+            self.out.push("srq_limit".into());
+        }
         while let Some(completion) = self.host.qp.poll_completion() {
             self.out.push(match completion {
                 Completion::Retired => "retired".into(),
@@ -376,6 +447,9 @@ impl World {
                         if wc.flags.contains(WcFlags::WITH_INV) {
                             line += " inv";
                         }
+                        if wc.flags.contains(WcFlags::GRH) {
+                            line += &format!(" grh src={:#x}", wc.src_qpn.get());
+                        }
                     }
                     line
                 }
@@ -388,10 +462,15 @@ impl World {
                     None => format!("fatal {status:?} psn={}", psn.get()),
                 },
                 Notice::CommEst => "comm_est".into(),
+                Notice::LastWqeReached => "last_wqe".into(),
                 Notice::Drained => "drained".into(),
             });
         }
     }
+}
+
+fn v6(host: u8) -> Gid {
+    Gid::from_ip(format!("fd00::{host}").parse().expect("an address"))
 }
 
 fn rights(letters: &str) -> Access {
@@ -425,15 +504,10 @@ fn parse_name(name: &str, words: &Words<'_>) -> (Opcode, Syndrome) {
     if let Some(syndrome) = syndrome {
         return (Opcode::RcAck, syndrome);
     }
-    let opcode = if let Some(uc) = name.strip_prefix("UC_") {
-        assert_eq!(uc, "SEND_ONLY");
-        Opcode::UcSendOnly
-    } else {
-        *Opcode::ALL
-            .iter()
-            .find(|opcode| op_name(**opcode) == name)
-            .unwrap_or_else(|| panic!("no packet {name}"))
-    };
+    let opcode = *Opcode::ALL
+        .iter()
+        .find(|opcode| op_name(**opcode) == name)
+        .unwrap_or_else(|| panic!("no packet {name}"));
     (opcode, Syndrome::Ack { credits: words.byte("credits").unwrap_or(31) })
 }
 
