@@ -8,6 +8,7 @@
 extern crate alloc;
 
 pub mod attr;
+pub mod conformance;
 pub mod error;
 pub mod traits;
 pub mod wc;

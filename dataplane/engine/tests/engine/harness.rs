@@ -49,6 +49,20 @@ impl Service<WorkerCore> for Jobs {
     }
 }
 
+/// A worker from outside: runs code on it and waits for the answer.
+pub struct Remote(Arc<ArrayQueue<Job>>);
+
+impl Remote {
+    pub fn run<R: Send + 'static>(&self, job: impl FnOnce(&mut WorkerCore) -> R + Send + 'static) -> R {
+        let (tell, answer) = mpsc::channel();
+        let job: Job = Box::new(move |core| {
+            let _ = tell.send(job(core));
+        });
+        assert!(self.0.push(job).is_ok(), "too many jobs");
+        answer.recv_timeout(PATIENCE).expect("the worker runs the job")
+    }
+}
+
 /// One engine, its port and memory.
 pub struct Node {
     pub engine: Engine<Jobs>,
@@ -112,12 +126,12 @@ impl Node {
         worker: u8,
         job: impl FnOnce(&mut WorkerCore) -> R + Send + 'static,
     ) -> R {
-        let (tell, answer) = mpsc::channel();
-        let job: Job = Box::new(move |core| {
-            let _ = tell.send(job(core));
-        });
-        assert!(self.jobs[worker as usize].push(job).is_ok(), "too many jobs");
-        answer.recv_timeout(PATIENCE).expect("the worker runs the job")
+        self.remote(worker).run(job)
+    }
+
+    /// A handle to a worker.
+    pub fn remote(&self, worker: u8) -> Remote {
+        Remote(self.jobs[worker as usize].clone())
     }
 
     /// A registered buffer.

@@ -2,6 +2,7 @@
 //! with two workers, adaptive idle policy, bounded waits, no absolute times.
 
 mod apps;
+mod conformance;
 mod control;
 mod faults;
 mod harness;
