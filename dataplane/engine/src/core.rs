@@ -154,6 +154,7 @@ impl WorkerCore {
             self.notice(index, notice);
         }
         let Some(slot) = self.qps.get_mut(index) else { return };
+        slot.qp.release(&self.memory);
         let timeout = slot.qp.poll_timeout();
         if timeout != slot.armed {
             slot.armed = timeout;
@@ -387,6 +388,7 @@ impl WorkerCore {
         self.sched.remove(index);
         if let Some(slot) = self.qps.get_mut(index) {
             self.memory.unbind_all(slot.qp.qpn());
+            slot.qp.release_all(&self.memory);
             slot.armed = None;
             if let Some(cq) = self.cqs.at(slot.send_cq) {
                 cq.release(std::mem::take(&mut slot.reserved));

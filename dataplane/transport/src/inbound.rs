@@ -85,7 +85,7 @@ impl Inbound {
         arrival: &mut Arrival<'_>,
     ) -> Result<(), Refusal> {
         let headers = &arrival.packet.headers;
-        if !base.take_receive(arrival.srq.as_deref_mut()) {
+        if !base.take_receive(arrival.srq.as_deref_mut(), arrival.memory) {
             return Err(Refusal::NotReady);
         }
         let room = base.rq.current().map_or(0, |entry| entry.room);
@@ -153,7 +153,7 @@ impl Inbound {
             .memory
             .check_remote_for(base.qpn, base.attr.pd, open.rkey, open.addr, span, Access::REMOTE_WRITE)
             .map_err(|_| Refusal::ACCESS)?;
-        if with_imm.is_some() && !base.take_receive(arrival.srq.as_deref_mut()) {
+        if with_imm.is_some() && !base.take_receive(arrival.srq.as_deref_mut(), arrival.memory) {
             return Err(Refusal::NotReady);
         }
         if bytes > 0 && !target.place(0, arrival.payload) {

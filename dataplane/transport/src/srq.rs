@@ -59,7 +59,12 @@ impl Srq {
             return Err(PostError::TooManySge);
         }
         let bytes = checked_sum(self.pd, wr.sg_list, Access::LOCAL_WRITE, memory)?;
+        let index = self.queue.tail;
         self.queue.push(RecvEntry::posted(wr, bytes)?, wr.sg_list);
+        if !self.queue.hold(index, memory) {
+            self.queue.unpush();
+            return Err(PostError::BadKey);
+        }
         Ok(())
     }
 
@@ -81,6 +86,12 @@ impl Srq {
         }
         self.queue = queue;
         true
+    }
+
+    /// Discards what is posted and releases its keys: before the queue is dropped.
+    pub fn clear(&mut self, memory: &Memory) {
+        self.queue.release_all(memory);
+        self.queue.clear();
     }
 
     /// True once after fewer receives than the limit were left; the limit is disarmed by that.
@@ -108,7 +119,6 @@ impl Srq {
     }
 
     fn drop_oldest(&mut self) {
-        self.queue.done = self.queue.done.wrapping_add(1);
-        self.queue.reported = self.queue.done;
+        self.queue.forget_oldest();
     }
 }

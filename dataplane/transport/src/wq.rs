@@ -21,12 +21,77 @@ pub(crate) struct Queue<T> {
     max_sge: u32,
     depth: u32,
     mask: u32,
+    /// Oldest request whose keys may still be held: never beyond `reported`.
+    released: u32,
     /// Next completion to hand out.
     pub(crate) reported: u32,
     /// Oldest request that is not finished.
     pub(crate) done: u32,
     /// Where the next request goes.
     pub(crate) tail: u32,
+}
+
+/// A request with scatter/gather entries whose keys are held while it is posted.
+pub(crate) trait Holds {
+    /// Number of its entries.
+    fn sges(&self) -> u32;
+    /// Whether their keys are held.
+    fn held(&mut self) -> &mut bool;
+}
+
+impl<T: Copy + Default + Holds> Queue<T> {
+    /// Holds the keys of the request at `index`; false, and none is held, if one can't be.
+    #[inline]
+    pub(crate) fn hold(&mut self, index: u32, memory: &Memory) -> bool {
+        let Some(entry) = self.get(index) else { return false };
+        let list = self.sges(index, entry.sges());
+        if !hold_all(list, memory) {
+            return false;
+        }
+        if let Some(entry) = self.get_mut(index) {
+            *entry.held() = true;
+        }
+        true
+    }
+
+    /// Releases the keys of what was reported.
+    #[inline]
+    pub(crate) fn release(&mut self, memory: &Memory) {
+        while self.released != self.reported {
+            self.release_at(self.released, memory);
+            self.released = self.released.wrapping_add(1);
+        }
+    }
+
+    /// Releases the keys of everything that is posted.
+    pub(crate) fn release_all(&mut self, memory: &Memory) {
+        self.release(memory);
+        for back in 0..self.len() {
+            self.release_at(self.reported.wrapping_add(back), memory);
+        }
+    }
+
+    fn release_at(&mut self, index: u32, memory: &Memory) {
+        let Some(slot) = self.slots.get_mut((index & self.mask) as usize) else { return };
+        if core::mem::take(slot.held()) {
+            let count = slot.sges();
+            for sge in self.sges(index, count).iter().filter(|sge| sge.length > 0) {
+                memory.release(sge.lkey);
+            }
+        }
+    }
+}
+
+/// Holds the key of each entry that has bytes; false, and none is held, if one can't be.
+fn hold_all(list: &[Sge], memory: &Memory) -> bool {
+    let used = || list.iter().filter(|sge| sge.length > 0);
+    for (done, sge) in used().enumerate() {
+        if !memory.hold(sge.lkey) {
+            used().take(done).for_each(|sge| memory.release(sge.lkey));
+            return false;
+        }
+    }
+    true
 }
 
 impl<T: Copy + Default> Queue<T> {
@@ -38,6 +103,7 @@ impl<T: Copy + Default> Queue<T> {
             max_sge,
             depth,
             mask: slots.wrapping_sub(1),
+            released: 0,
             reported: 0,
             done: 0,
             tail: 0,
@@ -58,6 +124,12 @@ impl<T: Copy + Default> Queue<T> {
     #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.reported)
+    }
+
+    /// Requests that are posted and not finished.
+    #[inline]
+    pub(crate) fn unfinished(&self) -> u32 {
+        self.tail.wrapping_sub(self.done)
     }
 
     /// Requests that may still be posted.
@@ -91,7 +163,12 @@ impl<T: Copy + Default> Queue<T> {
         self.sges.get(start..start.wrapping_add(count as usize)).unwrap_or(&[])
     }
 
-    /// Appends a request. The caller has checked room and number of entries.
+    /// Takes the newest request back.
+    pub(crate) fn unpush(&mut self) {
+        self.tail = self.tail.wrapping_sub(1);
+    }
+
+    /// Appends a request. The caller has checked room and number of entries, and has released what was reported.
     #[inline]
     pub(crate) fn push(&mut self, entry: T, sges: &[Sge]) {
         let slot = self.tail & self.mask;
@@ -105,6 +182,13 @@ impl<T: Copy + Default> Queue<T> {
         self.tail = self.tail.wrapping_add(1);
     }
 
+    /// The oldest request is somebody else's now, with the hold on its keys.
+    pub(crate) fn forget_oldest(&mut self) {
+        self.done = self.done.wrapping_add(1);
+        self.reported = self.done;
+        self.released = self.done;
+    }
+
     /// What is not finished is finished with `fill`.
     pub(crate) fn finish_all(&mut self, fill: impl Fn(&mut T)) {
         while self.done != self.tail {
@@ -116,7 +200,7 @@ impl<T: Copy + Default> Queue<T> {
         }
     }
 
-    /// Forgets everything that is posted.
+    /// Forgets everything that is posted; its keys are still to be released.
     pub(crate) fn clear(&mut self) {
         self.reported = self.tail;
         self.done = self.tail;
@@ -139,8 +223,12 @@ pub(crate) struct SendEntry {
     pub(crate) first: Psn,
     /// PSNs it occupies; valid once started.
     pub(crate) packets: u32,
+    /// Number among the messages that take a receive at the peer; valid once started, for those.
+    pub(crate) receive: u32,
     /// Scatter/gather entries in use.
     pub(crate) sges: u32,
+    /// They are held ([`Memory::hold`]).
+    pub(crate) held: bool,
     /// As posted; SIGNALED also where the queue pair signals everything.
     pub(crate) flags: SendFlags,
     /// Why it failed, once it has.
@@ -158,6 +246,15 @@ pub(crate) enum Kind {
     Atomic,
     /// Does not travel.
     Local,
+}
+
+impl Holds for SendEntry {
+    fn sges(&self) -> u32 {
+        self.sges
+    }
+    fn held(&mut self) -> &mut bool {
+        &mut self.held
+    }
 }
 
 impl SendEntry {
@@ -199,7 +296,9 @@ impl Default for SendEntry {
             len: 0,
             first: Psn::default(),
             packets: 0,
+            receive: 0,
             sges: 0,
+            held: false,
             flags: SendFlags::empty(),
             outcome: None,
         }
@@ -214,6 +313,8 @@ pub(crate) struct RecvEntry {
     pub(crate) room: u32,
     /// Scatter/gather entries in use.
     pub(crate) sges: u32,
+    /// They are held ([`Memory::hold`]).
+    pub(crate) held: bool,
     pub(crate) status: WcStatus,
     /// Bytes that arrived.
     pub(crate) byte_len: u32,
@@ -225,6 +326,15 @@ pub(crate) struct RecvEntry {
     pub(crate) solicited: bool,
     /// Consumed by a WRITE with immediate, not by a SEND.
     pub(crate) by_write: bool,
+}
+
+impl Holds for RecvEntry {
+    fn sges(&self) -> u32 {
+        self.sges
+    }
+    fn held(&mut self) -> &mut bool {
+        &mut self.held
+    }
 }
 
 impl RecvEntry {
@@ -246,6 +356,7 @@ impl Default for RecvEntry {
             wr_id: 0,
             room: 0,
             sges: 0,
+            held: false,
             status: WcStatus::Success,
             byte_len: 0,
             imm: None,
@@ -345,9 +456,10 @@ impl RecvQueue {
         }
     }
 
-    /// Takes the oldest receive of a shared queue, if there is room for it here.
+    /// Takes the oldest receive of a shared queue, and the hold on its keys, if there is room for it here.
     #[inline]
-    pub(crate) fn take_from(&mut self, srq: &mut Srq) -> bool {
+    pub(crate) fn take_from(&mut self, srq: &mut Srq, memory: &Memory) -> bool {
+        self.queue.release(memory);
         let Some((entry, sges)) = srq.oldest() else { return false };
         if self.queue.free() == 0 || entry.sges > self.queue.max_sge() {
             return false;

@@ -262,7 +262,7 @@ fn a_local_key_fault() {
         pair.a.post(write, &[sge], SendFlags::SIGNALED).expect("posts");
     }
     pair.a.recv(0, 10);
-    pair.a.memory.deregister(extra.lkey).expect("known");
+    pair.a.memory.revoke(extra.lkey).expect("known");
     pair.run();
     pair.a.send(write, 0, 4);
     pair.run();
@@ -335,7 +335,7 @@ fn refusals_are_told_on_both_sides() {
             "receive with a bad key",
             |pair| {
                 let lkey = pair.b.mr.lkey;
-                pair.b.memory.deregister(lkey).expect("known");
+                pair.b.memory.revoke(lkey).expect("known");
                 SendOp::SendImm(Default::default())
             },
             WcStatus::RemOpErr,

@@ -182,12 +182,12 @@ impl Base {
 
     /// Makes sure that there is a current receive, if need be one of the shared queue. False if there is none.
     #[inline]
-    pub(crate) fn take_receive(&mut self, srq: Option<&mut Srq>) -> bool {
+    pub(crate) fn take_receive(&mut self, srq: Option<&mut Srq>, memory: &Memory) -> bool {
         if self.rq.current().is_some() {
             return true;
         }
         match srq {
-            Some(srq) if self.attr.srq.is_some() => self.rq.take_from(srq),
+            Some(srq) if self.attr.srq.is_some() => self.rq.take_from(srq, memory),
             Some(_) | None => false,
         }
     }
@@ -275,6 +275,7 @@ impl Base {
 }
 
 /// Per service state.
+#[expect(clippy::large_enum_variant, reason = "read for every packet: no indirection")]
 enum Machine {
     Rc(Rc),
     Uc(Uc),
@@ -522,6 +523,20 @@ impl Qp {
     pub fn poll_notice(&mut self) -> Option<Notice> {
         let receives_out = self.base.rq.queue.len() > 0;
         self.base.notices.take(receives_out)
+    }
+
+    /// Releases the keys of work that was reported ([`Memory::hold`]). Done by every post too; whoever reads completions
+    /// calls this afterwards, so that a region can be deregistered as soon as nothing posted names it.
+    #[inline]
+    pub fn release(&mut self, memory: &Memory) {
+        self.base.sq.queue.release(memory);
+        self.base.rq.queue.release(memory);
+    }
+
+    /// Releases the keys of all posted work: before a queue pair is dropped, or when its image has moved on.
+    pub fn release_all(&mut self, memory: &Memory) {
+        self.base.sq.queue.release_all(memory);
+        self.base.rq.queue.release_all(memory);
     }
 
     /// When [`Qp::handle_timeout`] wants to be called next.

@@ -36,6 +36,7 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
     check_len(&wr.op, len)?;
     let mut flags = wr.flags;
     flags.set(SendFlags::SIGNALED, flags.contains(SendFlags::SIGNALED) || base.attr.sq_sig_all);
+    base.sq.queue.release(memory);
     if inline {
         base.sq.stage_inline(wr.inline);
     }
@@ -50,9 +51,16 @@ pub(crate) fn send(base: &mut Base, wr: &SendWr<'_>, memory: &Memory) -> Result<
         packets: 0,
         sges: u32::try_from(sges.len()).map_err(|_| PostError::TooManySge)?,
         flags,
+        receive: 0,
+        held: false,
         outcome: None,
     };
+    let index = base.sq.queue.tail;
     base.sq.queue.push(entry, sges);
+    if !base.sq.queue.hold(index, memory) {
+        base.sq.queue.unpush();
+        return Err(PostError::BadKey);
+    }
     Ok(())
 }
 
@@ -72,7 +80,13 @@ pub(crate) fn recv(base: &mut Base, wr: &RecvWr<'_>, memory: &Memory) -> Result<
         return Err(PostError::TooManySge);
     }
     let bytes = checked_sum(base.attr.pd, wr.sg_list, Access::LOCAL_WRITE, memory)?;
+    base.rq.queue.release(memory);
+    let index = base.rq.queue.tail;
     base.rq.queue.push(RecvEntry::posted(wr, bytes)?, wr.sg_list);
+    if !base.rq.queue.hold(index, memory) {
+        base.rq.queue.unpush();
+        return Err(PostError::BadKey);
+    }
     Ok(())
 }
 

@@ -42,9 +42,11 @@ impl Requester {
 
     fn on_ack(&mut self, base: &mut Base, now: Instant, psn: Psn, aeth: Aeth) -> Result<(), DropReason> {
         match aeth.syndrome {
-            // Every credit code is an ACK; credits are not used (roce-wire 5.10).
-            Syndrome::Ack { credits: _ } => {
-                if !self.acknowledge(base, now, psn.advance(1)) {
+            // Every credit code is an ACK.
+            Syndrome::Ack { credits } => {
+                let arrived = self.acknowledge(base, now, psn.advance(1));
+                self.take_credits(credits);
+                if !arrived {
                     self.go_back(base, Cause::Implied);
                 }
             }
@@ -94,6 +96,11 @@ impl Requester {
         };
         match taken {
             Ok(bytes) => {
+                if let Some(Aeth { syndrome: Syndrome::Ack { credits }, .. }) =
+                    arrival.packet.headers.ext.aeth
+                {
+                    self.take_credits(credits);
+                }
                 base.counters.add(QpCounter::RcvdBytes, u64::from(bytes));
                 self.result_advanced(base, now);
                 Ok(())

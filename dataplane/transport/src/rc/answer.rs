@@ -2,6 +2,7 @@
 //! new READs and atomics (which are executed here), then the NAK or ACK that comes after them.
 
 use ferroce_mem::{Access, Memory, MrSlice};
+use ferroce_wire::ext::code_of_credits;
 use ferroce_wire::{Aeth, DmaLen, Ext, NakCode, Opcode, Part, Psn, Syndrome};
 
 use crate::qp::Base;
@@ -10,9 +11,6 @@ use crate::sink::FrameSink;
 
 use super::replay::{AtomicOp, Due, DueWhat};
 use super::responder::{ATOMIC_LEN, Nak, Responder};
-
-/// "No credit information" (roce-wire 5.10).
-const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
 /// What a call of `poll_answer` did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +40,7 @@ impl Responder {
             return answered;
         }
         if let Some(psn) = self.duplicate_ack {
-            let answered = self.send_ack(base, sink, psn, ACK);
+            let answered = self.send_ack(base, sink, psn, ack(base));
             if answered == Answered::Acknowledge {
                 self.duplicate_ack = None;
             }
@@ -70,7 +68,7 @@ impl Responder {
             return answered;
         }
         if self.ack_due {
-            let answered = self.send_ack(base, sink, self.expected.retreat(1), ACK);
+            let answered = self.send_ack(base, sink, self.expected.retreat(1), ack(base));
             if answered == Answered::Acknowledge {
                 self.ack_due = false;
             }
@@ -180,8 +178,7 @@ impl Responder {
     }
 
     fn aeth(&self, base: &Base) -> Aeth {
-        let _ = base;
-        Aeth { syndrome: ACK, msn: self.msn }
+        Aeth { syndrome: ack(base), msn: self.msn }
     }
 
     /// What was accepted can't be done any more: nothing after it can be answered either.
@@ -197,5 +194,16 @@ impl Responder {
         self.nak = Some(Nak { psn, syndrome: Syndrome::Nak(code) });
         base.fail_request(psn, Some(code), None);
         self.send_last(base, sink)
+    }
+}
+
+/// An ACK with the receives that are left, that of the message in progress included; none are told of a shared queue,
+/// which others empty too (roce-wire 5.10).
+#[inline]
+fn ack(base: &Base) -> Syndrome {
+    if base.attr.srq.is_some() {
+        Syndrome::ACK_NO_CREDITS
+    } else {
+        Syndrome::Ack { credits: code_of_credits(base.rq.queue.unfinished()) }
     }
 }

@@ -6,6 +6,7 @@
 
 use ferroce_mem::Memory;
 use ferroce_verbs::{PathMtu, QpState, RtsAttrs, SendFlags, SendOp};
+use ferroce_wire::ext::credits_of_code;
 use ferroce_wire::{AtomicEth, DmaLen, Ext, Part, Psn, Reth, Service};
 
 use crate::counters::QpCounter;
@@ -49,6 +50,11 @@ pub(crate) struct Requester {
     pub(super) queries_out: u32,
     /// Response PSNs still due of READs and atomics that were started: they do not fill the window.
     pub(super) query_psns: u32,
+    /// Messages that take a receive at the peer: started, and acknowledged.
+    pub(super) receives_started: u32,
+    pub(super) receives_done: u32,
+    /// The last of them for which the peer is known to have a receive; `None` while it tells nothing of the kind.
+    pub(super) credit: Option<u32>,
     pub(super) retries_left: u8,
     pub(super) rnr_left: u8,
     /// `una` at which a NAK, spoken or implied, already made us go back; it does so once.
@@ -86,6 +92,9 @@ impl Default for Requester {
             since_ask: 0,
             queries_out: 0,
             query_psns: 0,
+            receives_started: 0,
+            receives_done: 0,
+            credit: None,
             retries_left: 0,
             rnr_left: 0,
             went_back_at: None,
@@ -172,12 +181,17 @@ impl Requester {
             if query && self.queries_out >= u32::from(self.rts.max_rd_atomic) {
                 return Transmit::Idle;
             }
+            let receive = if starting { self.receives_started.wrapping_add(1) } else { entry.receive };
+            if self.cursor_packet == 0 && entry.takes_receive() && !self.has_credit(receive) {
+                return Transmit::Idle;
+            }
             if starting {
                 // Written before the packet is really sent: if the sink has no room the same is written again.
                 let first = self.cursor_psn;
                 if let Some(entry) = base.sq.queue.get_mut(self.cursor) {
                     entry.first = first;
                     entry.packets = packets;
+                    entry.receive = receive;
                 }
             }
             return if query { self.query(base, now, sink) } else { self.data(base, now, memory, sink) };
@@ -237,6 +251,29 @@ impl Requester {
         }
     }
 
+    /// Whether the message that takes the peer's receive number `receive` may start (roce-wire 5.10): if the peer has
+    /// that receive, or all but that; or if nothing else is outstanding whose answer could tell.
+    #[inline]
+    fn has_credit(&self, receive: u32) -> bool {
+        let Some(credit) = self.credit else { return true };
+        let beyond = receive.wrapping_sub(credit);
+        beyond <= 1 || beyond > u32::MAX / 2 || self.cursor_psn == self.una
+    }
+
+    /// The peer told how many receives it has left. Those in later answers only grow.
+    #[inline]
+    pub(super) fn take_credits(&mut self, code: u8) {
+        let Some(receives) = credits_of_code(code) else {
+            self.credit = None;
+            return;
+        };
+        let told = self.receives_done.wrapping_add(u32::from(receives));
+        match self.credit {
+            Some(credit) if told.wrapping_sub(credit) > u32::MAX / 2 => {}
+            Some(_) | None => self.credit = Some(told),
+        }
+    }
+
     /// Atomic or READ request. Of a READ what is left: from the first response packet that is missing (roce-wire 5.7).
     fn query<S: FrameSink>(&mut self, base: &mut Base, now: Instant, sink: &mut S) -> Transmit {
         let Some(entry) = base.sq.queue.get(self.cursor) else { return Transmit::Idle };
@@ -292,6 +329,7 @@ impl Requester {
     ) -> Transmit {
         let Some(entry) = base.sq.queue.get(self.cursor) else { return Transmit::Idle };
         let last = self.cursor_packet.wrapping_add(1) >= entry.packets;
+        let takes_receive = entry.takes_receive();
         let ask = last || self.since_ask.saturating_add(1) >= ASK_EVERY;
         let place = Place {
             service: Service::Rc,
@@ -313,6 +351,9 @@ impl Requester {
                 return Transmit::Idle;
             }
         };
+        if self.cursor == self.fresh && takes_receive {
+            self.receives_started = self.receives_started.wrapping_add(1);
+        }
         self.sent(base, now, 1, bytes, ask);
         if last {
             self.next_request();

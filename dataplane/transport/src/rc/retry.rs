@@ -10,7 +10,7 @@ use crate::counters::QpCounter;
 use crate::qp::Base;
 use crate::segment::distance;
 use crate::time::{Instant, RNR_TIMER_NS};
-use crate::wq::{Kind, SgeCursor};
+use crate::wq::{Kind, SendEntry, SgeCursor};
 
 use super::requester::Requester;
 
@@ -65,7 +65,11 @@ impl Requester {
     /// The request at `done` succeeded.
     #[inline]
     pub(super) fn finish_oldest(&mut self, base: &mut Base) {
-        base.sq.queue.done = base.sq.queue.done.wrapping_add(1);
+        let index = base.sq.queue.done;
+        if base.sq.queue.get(index).is_some_and(SendEntry::takes_receive) {
+            self.receives_done = self.receives_done.wrapping_add(1);
+        }
+        base.sq.queue.done = index.wrapping_add(1);
         self.retire_local(base);
         self.scatter = SgeCursor::default();
         self.check_drained(base);

@@ -40,7 +40,7 @@ impl UdReceiver {
             Some(room) if room < total => return Err(DropReason::Refused),
             Some(_) => {}
         }
-        if !base.take_receive(arrival.srq.as_deref_mut()) {
+        if !base.take_receive(arrival.srq.as_deref_mut(), arrival.memory) {
             return Err(DropReason::NotReady);
         }
         if let Err(status) = place(base, arrival) {

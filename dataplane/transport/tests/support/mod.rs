@@ -450,6 +450,8 @@ pub enum Fate {
     Late(u64),
 }
 
+/// Changes the headers of a frame that `Side` sent.
+pub type Rewrite = Box<dyn FnMut(Side, &mut Headers)>;
 pub type Filter = Box<dyn FnMut(Side, &Packet, usize) -> Fate>;
 
 /// Two hosts and a wire with a delay.
@@ -462,6 +464,8 @@ pub struct Pair {
     flights: VecDeque<(u64, Side, Vec<u8>)>,
     /// Sees every frame that `Side` sent, with its number on the wire.
     pub filter: Filter,
+    /// What the wire changes in a frame, with a right ICRC.
+    pub rewrite: Option<Rewrite>,
     count: usize,
     /// Every frame that was sent, as text.
     pub log: Vec<String>,
@@ -482,6 +486,7 @@ impl Pair {
             delay_ns: 1000,
             flights: VecDeque::new(),
             filter: Box::new(|_, _, _| Fate::Pass),
+            rewrite: None,
             count: 0,
             log: Vec::new(),
             limit: 200_000,
@@ -529,7 +534,14 @@ impl Pair {
         }
     }
 
-    fn launch(&mut self, from: Side, frame: Vec<u8>) {
+    fn launch(&mut self, from: Side, mut frame: Vec<u8>) {
+        if let Some(rewrite) = &mut self.rewrite {
+            let packet = check_frame(&frame).expect("what a queue pair sends is well-formed");
+            let mut headers = packet.headers;
+            rewrite(from, &mut headers);
+            let start = usize::from(packet.payload_offset);
+            frame = seal(&headers, &frame[start..start + usize::from(packet.payload_len)]);
+        }
         assert!(self.count < self.limit, "livelock: {} frames\n{}", self.count, self.tail());
         let packet = check_frame(&frame).expect("what a queue pair sends is well-formed");
         let fate = (self.filter)(from, &packet, self.count);

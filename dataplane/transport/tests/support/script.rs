@@ -5,14 +5,14 @@
 //!
 //! ```text
 //! qp [type=uc|ud mtu= sq_psn= rq_psn= timeout= retry= rnr_retry= rnr_timer= rd= dest_rd= state=rtr|init access=none
-//!     depth= srq= limit= qkey=]
+//!     depth= srq= limit= qkey= credits] (`credits` prints the codes of ACKs)
 //! post send|send_imm|send_inv|write|write_imm|read LEN [va= key= imm= fence unsignaled se inline lkey=]
 //! post cmp_swap|fetch_add LEN [va= key= compare= swap= add=] | bind LEN [va= key= lkey= rights=rwa] | local_inv 0 [key=]
 //! post recv LEN [lkey=] (to the shared receive queue, if there is one)
 //! post ... [to= qkey= ah=none|otherpd|mixed v6] (UD)
-//! rx NAME psn= [len= va= dma= key= imm= timer= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
+//! rx NAME psn= [len= va= dma= key= imm= timer= credits= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
 //! rx ... [qkey= src= v6 group] (UD)
-//! tick 10ms | modify err|sqd|rts|reset|sqe_rts | dereg NAME | room N | peek OFFSET LEN | fill BYTE | show | limit N
+//! tick 10ms | modify err|sqd|rts|reset|sqe_rts | dereg NAME | busy NAME | room N | peek OFFSET LEN | fill BYTE | show | limit N
 //! change [access= pkey= qkey= timeout= retry= rnr_retry= rd= dest_rd= rnr_timer= av]
 //! ```
 //!
@@ -93,6 +93,7 @@ struct World {
     host: Host,
     keys: Vec<(&'static str, MrInfo)>,
     windows: Vec<(&'static str, Rkey)>,
+    credits: bool,
     start: Instant,
     now: Instant,
     out: Vec<String>,
@@ -152,7 +153,7 @@ impl World {
         keys.push(("main", host.mr));
         let mut window = |pd| Rkey(host.memory.alloc_window(pd).expect("a window").rkey.0 + 1);
         let windows = vec![("win", window(PD)), ("win2", window(PD)), ("otherwin", window(PdId(99)))];
-        World { host, keys, windows, start: now, now, out: Vec::new() }
+        World { host, keys, windows, credits: words.has("credits"), start: now, now, out: Vec::new() }
     }
 
     fn info(&self, name: &str) -> Option<MrInfo> {
@@ -185,6 +186,13 @@ impl World {
             "room" => self.host.room = words.at(1).parse().expect("a number"),
             "fill" => self.host.buf.fill(words.at(1).parse().expect("a byte")),
             "peek" => self.peek(words),
+            "busy" => {
+                let lkey = self.info(words.at(1)).expect("a key").lkey;
+                self.host.qp.release(&self.host.memory);
+                let busy = self.host.memory.close(lkey).err();
+                self.host.memory.reopen(lkey);
+                self.out.push(busy.map_or("idle".into(), |why| format!("{why:?}")));
+            }
             "show" => self.show(),
             "change" => self.change(words),
             "limit" => {
@@ -193,7 +201,7 @@ impl World {
             }
             "dereg" => {
                 let lkey = self.info(words.at(1)).expect("a key").lkey;
-                self.host.memory.deregister(lkey).expect("registered");
+                self.host.memory.revoke(lkey).expect("registered");
             }
             other => panic!("no command {other}"),
         }
@@ -414,7 +422,12 @@ impl World {
             let (answer, frame) = self.host.transmit(self.now);
             if let Some(frame) = frame {
                 let packet = check_frame(&frame).expect("well-formed");
-                self.out.push(format!("tx {}", describe(&packet)));
+                let mut line = format!("tx {}", describe(&packet));
+                let syndrome = packet.headers.ext.aeth.map(|aeth| aeth.syndrome);
+                if let (true, Some(Syndrome::Ack { credits })) = (self.credits, syndrome) {
+                    line += &format!(" credits={credits}");
+                }
+                self.out.push(line);
                 continue;
             }
             match answer {
