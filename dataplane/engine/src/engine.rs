@@ -330,7 +330,7 @@ fn run_worker<Q: PortQueue, S: Service<WorkerCore>>(
 }
 
 /// A packet that says nothing, for buffers that are not in use.
-fn empty_packet() -> Packet {
+pub(crate) fn empty_packet() -> Packet {
     let any = std::net::Ipv4Addr::UNSPECIFIED;
     Packet {
         headers: Headers {
