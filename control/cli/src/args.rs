@@ -157,13 +157,6 @@ pub enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Measure several transports against each other (ferroce-tools)
-    #[command(disable_help_flag = true)]
-    Compare {
-        /// Handed over
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
     /// Puts the measurements that scripts/demo collected into one table
     #[command(hide = true)]
     DemoReport {

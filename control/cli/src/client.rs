@@ -196,6 +196,11 @@ fn connect_error(path: &Path, error: &std::io::Error) -> Fail {
         ErrorKind::PermissionDenied => Fail::Refused(format!(
             "{at}: permission denied; join the group ferroce (or ferroce-ro for reading), or use --run-dir"
         )),
+        // What the standard library says of a path that does not fit a socket's address.
+        ErrorKind::InvalidInput => Fail::Refused(format!(
+            "socket path: asked {at} ({} bytes), allowed at most 107 bytes; choose a shorter --run-dir or --socket",
+            path.as_os_str().len()
+        )),
         _ => Fail::Refused(format!("{at}: {error}")),
     }
 }

@@ -56,7 +56,6 @@ fn run(cli: Cli) -> Result<ExitCode, Fail> {
         Verb::Man { dir } => verbs::meta::man(&dir),
         Verb::Pingpong { args } => verbs::tools::exec("pingpong", &global, &args),
         Verb::Perf { args } => verbs::tools::exec("perf", &global, &args),
-        Verb::Compare { args } => verbs::tools::exec("compare", &global, &args),
         Verb::DemoReport { dir } => report::report(&global, &dir),
     }
 }

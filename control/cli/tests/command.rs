@@ -117,6 +117,15 @@ fn without_a_control_process_it_says_where_it_looked() {
 }
 
 #[test]
+fn a_run_folder_too_long_for_a_socket_says_so() {
+    let dir = format!("/tmp/{}", "x".repeat(200));
+    let output = ferroce(Path::new(&dir), "status");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("allowed at most 107 bytes") && error.contains("--run-dir"), "{error}");
+}
+
+#[test]
 fn wrong_usage_is_status_2() {
     let dir = Folder::new("usage");
     for (args, part) in [

@@ -69,6 +69,9 @@ fn appliance(out: &mut String, status: &Status, details: bool) {
             port.port, port.kind, port.attached_to, port.mode, port.mac, port.mtu, port.queues
         );
         let _ = writeln!(out, "        addresses {}", port.addresses.join(", "));
+        if let Some(problem) = &port.problem {
+            let _ = writeln!(out, "        PROBLEM: {problem}");
+        }
         if details {
             let _ = writeln!(out, "        caps {}", port.caps.join(", "));
             for counter in &port.counters {
@@ -143,5 +146,17 @@ mod tests {
         let result: StatusResult =
             serde_json::from_str(include_str!("../../testdata/status.json")).expect("a recorded answer");
         assert_eq!(text(&result, false), include_str!("../../testdata/status.txt"));
+    }
+
+    /// A capture whose disk is full leaves the link up: the problem must be seen all the same.
+    #[test]
+    fn a_port_s_problem_is_shown_while_its_link_is_up() {
+        let mut result: StatusResult =
+            serde_json::from_str(include_str!("../../testdata/status.json")).expect("a recorded answer");
+        let port = result.devs.iter_mut().flat_map(|d| &mut d.status).flat_map(|s| &mut s.ports).next();
+        let port = port.expect("a port");
+        (port.link_up, port.problem) = (true, Some("pcap: no space".to_owned()));
+        let text = text(&result, false);
+        assert!(text.contains("ACTIVE") && text.contains("PROBLEM: pcap: no space"), "{text}");
     }
 }
