@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use ferroce_api::ApiError;
-use ferroce_api::appliance::{CqHandle, EventBody, Fallback, PerfId, PerfReport, PerfSpec};
+use ferroce_api::appliance::{CqHandle, EventBody, Fallback, Lkey, PerfId, PerfReport, PerfSpec};
 use ferroce_api::config::{IdlePolicy, LimitsConfig};
 use ferroce_engine::housekeeping::netdev_of;
 use ferroce_engine::{Engine, EngineError, EngineEvent, EngineEventKind, SoftDevice};
@@ -129,6 +129,14 @@ impl Node {
     /// Stops a test.
     pub fn stop_test(&mut self, id: PerfId) -> Result<PerfReport, ApiError> {
         self.tests.stop(id, &self.device, &self.engine)
+    }
+
+    /// Stops and forgets the tests that use a region.
+    pub fn stop_tests_on(&mut self, lkey: Lkey) -> Result<(), ApiError> {
+        for id in self.tests.all_on(lkey) {
+            self.tests.stop(id, &self.device, &self.engine)?;
+        }
+        Ok(())
     }
 
     /// Our address for a peer: the first one of a network that the peer is in, else the first of its family.

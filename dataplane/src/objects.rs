@@ -75,6 +75,14 @@ pub struct PageLimits {
     pub entries: usize,
     /// Bytes of JSON at most.
     pub bytes: usize,
+    /// Only what carries this cookie.
+    pub cookie: Option<u64>,
+}
+
+impl PageLimits {
+    fn wants(&self, cookie: u64) -> bool {
+        self.cookie.is_none_or(|wanted| wanted == cookie)
+    }
 }
 
 /// Bytes of JSON around the entries of a page.
@@ -89,6 +97,9 @@ impl Objects {
             range,
             |(pd, _)| u64::from(pd.0),
             |(pd, cookie)| {
+                if !limits.wants(*cookie) {
+                    return None;
+                }
                 let regions = self.mrs.values().filter(|mr| mr.pd == *pd).count();
                 let queues = self.qps.values().filter(|qp| qp.pd == *pd).count();
                 Some(PdEntry { pd: *pd, users: saturating(regions + queues), cookie: *cookie })
@@ -104,7 +115,7 @@ impl Objects {
             range,
             |(lkey, _)| u64::from(lkey.0),
             |(lkey, mr)| {
-                Some(MrEntry {
+                limits.wants(mr.cookie).then(|| MrEntry {
                     lkey: *lkey,
                     rkey: mr.rkey,
                     pd: mr.pd,
@@ -125,6 +136,9 @@ impl Objects {
             range,
             |(cq, _)| u64::from(cq.0),
             |(cq, entry)| {
+                if !limits.wants(entry.cookie) {
+                    return None;
+                }
                 let users = self
                     .qps
                     .values()
@@ -150,7 +164,12 @@ impl Objects {
         // Numbers have 24 bits: anything above names no queue pair.
         let range = (cursor <= 0x00ff_ffff).then(|| self.qps.range(Qpn::new(cursor)..));
         let range = range.into_iter().flatten();
-        page(limits, range, |(qpn, _)| u64::from(qpn.get()), |(qpn, qp)| describe(*qpn, qp))
+        page(
+            limits,
+            range,
+            |(qpn, _)| u64::from(qpn.get()),
+            |(qpn, qp)| limits.wants(qp.cookie).then(|| describe(*qpn, qp)).flatten(),
+        )
     }
 
     /// How many there are of each kind.
@@ -216,7 +235,7 @@ mod tests {
             let mut seen = Vec::new();
             let mut cursor = 0;
             loop {
-                let page = objects.list_pds(PageLimits { cursor, entries, bytes });
+                let page = objects.list_pds(PageLimits { cursor, entries, bytes, cookie: None });
                 assert!(page.entries.len() <= entries);
                 assert!(serde_json::to_vec(&page).unwrap().len() <= bytes);
                 seen.extend(page.entries.iter().map(|pd| pd.pd.0));
@@ -230,16 +249,43 @@ mod tests {
         }
     }
 
+    /// What carries other cookies is neither described (which asks a worker) nor does it take room in a page.
+    #[test]
+    fn a_cookie_finds_its_own_alone() {
+        let limits = PageLimits { cursor: 0, entries: 2, bytes: 400, cookie: Some(77) };
+        let page = numbers(100).list_pds(limits);
+        assert_eq!(page.entries.iter().map(|pd| pd.pd.0).collect::<Vec<_>>(), [77 * 3]);
+        assert_eq!(page.next, None);
+        let mut objects = Objects::default();
+        for n in 0..100 {
+            let (pd, cq) = (PdHandle(0), CqHandle(0));
+            let qp = Qp { pd, send_cq: cq, recv_cq: cq, owner: Owner::default(), cookie: n };
+            objects.qps.insert(Qpn::new(n as u32), qp);
+        }
+        let mut asked = Vec::new();
+        let page = objects.list_qps(limits, |qpn, _| {
+            asked.push(qpn.get());
+            Some(qpn.get())
+        });
+        assert_eq!((asked, page.entries), (vec![77], vec![77]));
+    }
+
     #[test]
     fn cursors_from_nowhere_are_harmless() {
         let objects = numbers(3);
         for cursor in [7, u64::from(u32::MAX), u64::from(u32::MAX) + 1, u64::MAX] {
-            let page = objects.list_pds(PageLimits { cursor, entries: 10, bytes: 10_000 });
+            let page = objects.list_pds(PageLimits { cursor, entries: 10, bytes: 10_000, cookie: None });
             assert_eq!((page.entries.len(), page.next), (0, None), "{cursor}");
-            let page: Page<u8> =
-                objects.list_qps(PageLimits { cursor, entries: 10, bytes: 10_000 }, |_, _| Some(1));
+            let page: Page<u8> = objects
+                .list_qps(PageLimits { cursor, entries: 10, bytes: 10_000, cookie: None }, |_, _| Some(1));
             assert!(page.entries.is_empty());
         }
-        assert_eq!(objects.list_pds(PageLimits { cursor: 1, entries: 10, bytes: 10_000 }).entries.len(), 2);
+        assert_eq!(
+            objects
+                .list_pds(PageLimits { cursor: 1, entries: 10, bytes: 10_000, cookie: None })
+                .entries
+                .len(),
+            2
+        );
     }
 }

@@ -115,9 +115,9 @@ impl Tests {
     }
 
     /// How far one is.
-    pub fn status(&self, id: PerfId) -> Result<PerfReport, ApiError> {
+    pub fn status(&self, id: PerfId, device: &SoftDevice) -> Result<PerfReport, ApiError> {
         let test = self.tests.get(&id).ok_or_else(|| missing("perf test", &id.0.to_string()))?;
-        Ok(report(id, test))
+        Ok(report(id, test, device))
     }
 
     /// Stops one, takes it off its worker and forgets it.
@@ -140,7 +140,7 @@ impl Tests {
         if remove_service(test, engine) {
             self.untold.push(id);
         }
-        let report = report(id, test);
+        let report = report(id, test, device);
         self.tests.remove(&id);
         Ok(report)
     }
@@ -168,6 +168,11 @@ impl Tests {
     /// The running test of a queue pair.
     pub fn user_of_qp(&self, qpn: Qpn) -> Option<PerfId> {
         self.user(|test| test.qpn == qpn)
+    }
+
+    /// All tests of a region, running and ended.
+    pub fn all_on(&self, lkey: Lkey) -> Vec<PerfId> {
+        self.tests.iter().filter(|(_, test)| test.lkey == lkey).map(|(id, _)| *id).collect()
     }
 
     /// The running test of a region.
@@ -379,7 +384,7 @@ fn check_remote(spec: &PerfSpec, local: &service::PerfSpec) -> Result<(RemoteAdd
     Ok((RemoteAddr(remote.addr), remote.rkey))
 }
 
-fn report(id: PerfId, test: &Test) -> PerfReport {
+fn report(id: PerfId, test: &Test, device: &SoftDevice) -> PerfReport {
     let mut out = PerfReport {
         id,
         state: PerfState::Running,
@@ -416,11 +421,27 @@ fn report(id: PerfId, test: &Test) -> PerfReport {
                 Code::State
             };
             let asked = ferroce_api::ids::qpn_text(error.qpn);
-            let told = format!("a test that goes on: after {} messages {}", error.done, error.fault);
+            let mut told = format!("a test that goes on: after {} messages {}", error.done, error.fault);
+            told.push_str(&position(error.qpn, device));
             out.error = Some(convert::bounded(ApiError::new(code, "perf test on qpn", asked, told)));
         }
     }
     out
+}
+
+/// Whom the queue pair talks to and where it stands: what is needed to find a peer that stopped answering. Empty when
+/// the queue pair is gone or was never connected.
+fn position(qpn: Qpn, device: &SoftDevice) -> String {
+    let Ok(info) = device.query_qp(qpn) else { return String::new() };
+    let Some(rtr) = info.rtr else { return String::new() };
+    format!(
+        "; peer {} qpn {:#08x}, last PSN sent {:#08x}, oldest not acknowledged {:#08x}, expected from the peer {:#08x}",
+        rtr.av.dgid.to_ip(),
+        rtr.dest_qpn.get(),
+        info.sq_psn.retreat(1).get(),
+        info.una_psn.get(),
+        info.rq_psn.get()
+    )
 }
 
 fn percentiles(summary: &LatencySummary) -> Percentiles {

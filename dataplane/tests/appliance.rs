@@ -13,7 +13,7 @@ use rustix::process::Signal;
 fn list_all(client: &mut Client, kind: ListKind, limit: u32) -> usize {
     let (mut cursor, mut seen) = (0, 0);
     loop {
-        let (count, next) = match client.one(Command::List { kind, cursor, limit }) {
+        let (count, next) = match client.one(Command::List { kind, cursor, limit, cookie: None }) {
             Response::Pds(page) => (page.entries.len(), page.next),
             Response::Mrs(page) => (page.entries.len(), page.next),
             Response::Cqs(page) => (page.entries.len(), page.next),
@@ -190,7 +190,11 @@ fn refusals_are_precise() {
         (Command::CreateCq { worker: 0, cqe: 0, cookie: 0 }, Code::Invalid, "cqe"),
         (Command::DestroyQp { qpn: Qpn::new(5) }, Code::NotFound, "qpn"),
         (Command::PerfStatus { id: PerfId(5) }, Code::NotFound, "perf test"),
-        (Command::List { kind: ListKind::Qp, cursor: 0, limit: MAX_PAGE + 1 }, Code::Invalid, "limit"),
+        (
+            Command::List { kind: ListKind::Qp, cursor: 0, limit: MAX_PAGE + 1, cookie: None },
+            Code::Invalid,
+            "limit",
+        ),
         (
             Command::PerfStart(Box::new(PerfSpec::new(
                 PerfOp::Send,
@@ -232,10 +236,11 @@ fn large_listings_are_paged() {
     assert_eq!(list_all(&mut a, ListKind::Qp, 256), 300);
     assert_eq!(list_all(&mut a, ListKind::Qp, 7), 300);
     // Several listings in one batch share the message; the one without room is refused, not cut.
-    let results = a.batch(vec![Command::List { kind: ListKind::Qp, cursor: 0, limit: 0 }; 3]);
+    let results = a.batch(vec![Command::List { kind: ListKind::Qp, cursor: 0, limit: 0, cookie: None }; 3]);
     assert!(results[0].is_ok());
     assert!(results.iter().any(|r| r.as_ref().is_err_and(|e| e.code == Code::TooBig)), "{results:?}");
-    let Response::Cqs(page) = a.one(Command::List { kind: ListKind::Cq, cursor: 0, limit: 0 }) else {
+    let Response::Cqs(page) = a.one(Command::List { kind: ListKind::Cq, cursor: 0, limit: 0, cookie: None })
+    else {
         panic!()
     };
     assert_eq!(page.entries[0].users, 600);
@@ -266,7 +271,8 @@ fn objects_outlive_their_control() {
     drop((a, b));
     let mut a = pair.a.connect();
     assert_eq!(a.hello.as_ref().unwrap().instance, instance);
-    let Response::Qps(page) = a.one(Command::List { kind: ListKind::Qp, cursor: 0, limit: 0 }) else {
+    let Response::Qps(page) = a.one(Command::List { kind: ListKind::Qp, cursor: 0, limit: 0, cookie: None })
+    else {
         panic!()
     };
     assert_eq!((page.entries[0].qpn, page.entries[0].cookie), (ea.qpn, 44));

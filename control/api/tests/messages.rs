@@ -126,13 +126,14 @@ fn commands() -> Vec<Command> {
         Command::PerfStart(Box::new(PerfSpec { remote: None, role: PerfRole::Server, ..perf_spec() })),
         Command::PerfStatus { id: PerfId(1) },
         Command::PerfStop { id: PerfId(u64::MAX) },
+        Command::PerfStopOn { lkey: Lkey(u32::MAX) },
         Command::Status,
         Command::Stats,
         Command::Subscribe,
         Command::Shutdown { deadline_ms: 60_000 },
     ];
     for kind in [ListKind::Pd, ListKind::Mr, ListKind::Cq, ListKind::Qp] {
-        out.push(Command::List { kind, cursor: u64::MAX, limit: MAX_PAGE });
+        out.push(Command::List { kind, cursor: u64::MAX, limit: MAX_PAGE, cookie: None });
     }
     for modify in [
         Modify::Init(init()),

@@ -3,7 +3,9 @@
 //! Owns the links. The invariant: the set of appliances is fixed at start; all else that must outlive this process is
 //! in the appliances themselves (owner blobs and cookies). Handlers get it by reference; one thread uses it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Instant;
 
 use ferroce_api::appliance::Counter;
@@ -40,12 +42,23 @@ pub struct Control {
     stopping: watch::Receiver<bool>,
     /// Counters of the sockets.
     pub counters: RpcCounters,
+    /// Cookies of operations that are under way.
+    pub under_way: RefCell<BTreeSet<u64>>,
+    /// What could not be taken back: appliance and cookie. The janitor tries again.
+    pub left_behind: RefCell<BTreeSet<(String, u64)>>,
 }
 
 impl Control {
     /// With these links; `stopping` turns true when the process is asked to end.
     pub fn new(links: Vec<Link>, stopping: watch::Receiver<bool>) -> Self {
-        Control { links, started: Instant::now(), stopping, counters: RpcCounters::default() }
+        Control {
+            links,
+            started: Instant::now(),
+            stopping,
+            counters: RpcCounters::default(),
+            under_way: RefCell::default(),
+            left_behind: RefCell::default(),
+        }
     }
 
     /// All appliances, in the order of the configuration.
@@ -140,7 +153,7 @@ fn counter(name: &str, value: u64) -> Counter {
 }
 
 /// Who asks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Caller {
     /// User.
     pub uid: u32,
@@ -148,4 +161,6 @@ pub struct Caller {
     pub pid: Option<i32>,
     /// True on the control socket, false on the read-only one.
     pub writable: bool,
+    /// Turns true when it has closed its connection: nobody waits for the answer any more.
+    pub gone: Rc<Cell<bool>>,
 }

@@ -93,7 +93,7 @@ impl Link {
             calls,
             events: events.clone(),
         };
-        let keeper = Keeper { name: name.into(), socket, state, queue, events, next_id: 0 };
+        let keeper = Keeper { name: name.into(), socket, state, queue, events, next_id: 0, subscription: 0 };
         (link, keeper.run())
     }
 
@@ -195,6 +195,8 @@ struct Keeper {
     queue: mpsc::Receiver<Call>,
     events: broadcast::Sender<Event>,
     next_id: u64,
+    /// The request that asked for events; no call waits for its answer.
+    subscription: u64,
 }
 
 impl Keeper {
@@ -350,7 +352,9 @@ impl Keeper {
         let (answer, _ignored) = oneshot::channel();
         let deadline = Instant::now() + CALL_DEADLINE;
         let mut nobody = HashMap::new();
-        self.send(socket, Call { commands: vec![Command::Subscribe], deadline, answer }, &mut nobody).await
+        self.send(socket, Call { commands: vec![Command::Subscribe], deadline, answer }, &mut nobody).await?;
+        self.subscription = self.next_id;
+        Ok(())
     }
 
     async fn send(
@@ -390,6 +394,14 @@ impl Keeper {
 
     fn take(&self, message: FromAppliance, waiting: &mut HashMap<u64, Call>) -> Result<(), ApiError> {
         match message {
+            FromAppliance::Reply(reply) if reply.id == self.subscription => {
+                for outcome in reply.results {
+                    // Without events a measurement's end is still found by asking, so this is no reason to part.
+                    if let Err(error) = outcome.into_result() {
+                        tracing::warn!(dev = self.name, %error, "no events from this appliance");
+                    }
+                }
+            }
             FromAppliance::Reply(reply) => match waiting.remove(&reply.id) {
                 Some(call) => {
                     let _ = call.answer.send(Ok(reply.results));

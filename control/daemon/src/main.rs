@@ -8,6 +8,7 @@ mod config;
 mod control;
 mod dp_link;
 mod handlers;
+mod janitor;
 mod server;
 mod socket;
 mod splitter;
@@ -69,6 +70,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
         links.push(link);
     }
     let control = Rc::new(Control::new(links, stopping));
+    for link in control.links() {
+        tokio::task::spawn_local(janitor::run(control.clone(), link.clone()));
+    }
     let both = async {
         tokio::join!(
             server::serve(full, full_admission, true, control.clone()),

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ferroce_api::rpc::{self, MAX_REQUEST_BYTES, Request, Response, RpcError};
 use ferroce_api::{ApiError, Code};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -27,6 +28,8 @@ pub const MAX_CLIENTS: usize = 64;
 pub const MAX_BATCH: usize = 64;
 /// A begun request must be complete within this time.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+/// How often a client that waits for an answer is looked at: it may have gone.
+const GONE_LOOK: Duration = Duration::from_millis(250);
 /// An answer must be taken within this time.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Running requests get this long to finish or to undo themselves at the end.
@@ -81,7 +84,8 @@ fn admit(
         ),
         Ok(peer) => {
             count(&control.counters.clients);
-            let caller = Caller { uid: peer.uid(), pid: peer.pid(), writable };
+            let gone = Rc::default();
+            let caller = Caller { uid: peer.uid(), pid: peer.pid(), writable, gone };
             let client = Client { stream, caller, control: control.clone() };
             clients.spawn_local(client.run());
             return;
@@ -132,7 +136,7 @@ impl Client {
                 let answer = match splitter.next_text() {
                     Ok(None) => break,
                     Ok(Some(text)) => match serde_json::from_slice::<Value>(text) {
-                        Ok(value) => answer(&self.control, &self.caller, value).await,
+                        Ok(value) => self.answer(value).await,
                         Err(e) => return End::Cut(plain(rpc::code::PARSE, format!("not JSON: {e}"))),
                     },
                     Err(error) => return End::Cut(split_error(error)),
@@ -167,6 +171,18 @@ impl Client {
         }
     }
 
+    /// Does one text; meanwhile looks whether the client is still there.
+    async fn answer(&self, value: Value) -> Option<Vec<u8>> {
+        let answer = answer(&self.control, &self.caller, value);
+        tokio::pin!(answer);
+        loop {
+            tokio::select! {
+                answer = &mut answer => return answer,
+                () = tokio::time::sleep(GONE_LOOK) => self.caller.gone.set(hung_up(&self.stream)),
+            }
+        }
+    }
+
     async fn write(&mut self, text: &[u8]) -> Result<(), End> {
         match timeout(ANSWER_DEADLINE, self.stream.write_all(text)).await {
             Ok(Ok(())) => Ok(()),
@@ -174,6 +190,15 @@ impl Client {
             Err(_) => Err(End::Cut(too_slow("an answer was not read", ANSWER_DEADLINE))),
         }
     }
+}
+
+/// True when the other side has closed the connection, or ended; not when it only sends no more.
+fn hung_up(stream: &UnixStream) -> bool {
+    let mut polled = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // What cannot be found out is no reason to give up on somebody.
+    matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1..))
+        && polled.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
 }
 
 fn too_slow(what: &str, limit: Duration) -> RpcError {

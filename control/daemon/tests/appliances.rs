@@ -247,6 +247,69 @@ fn a_stop_in_a_measurement_is_prompt_and_leaves_nothing_in_the_appliances() {
     assert_eq!(pair.counts(), [0; 8]);
 }
 
+fn start_long(pair: &Pair, op: &str) -> Rpc {
+    let mut rpc = pair.rpc();
+    let request = json!({"jsonrpc": "2.0", "id": 1, "method": "perf_run", "params": measure(op, "bw", 4096, 2_000_000_000)});
+    rpc.send(request.to_string().as_bytes());
+    until("the measurement to run", || {
+        let status = pair.rpc().call("status", json!({"dev": "fe0"}));
+        (status["devs"][0]["status"]["perf_running"] == 1).then_some(())
+    });
+    rpc
+}
+
+/// A measurement ends with its call; a control process that was killed could not see to it, so the next one does. What
+/// is connected for its own sake stays.
+#[test]
+fn the_measurement_of_a_killed_control_process_is_taken_away_by_the_next() {
+    let mut pair = pair("", 9000);
+    let kept = pair.rpc().call("connect", json!({"dev": "fe0", "peer": "fe1", "mr_bytes": 4096}));
+    // A server of writes is passive: it would never end by itself.
+    let _waits = start_long(&pair, "write");
+    let mut old = pair.control.take().expect("control");
+    old.signal(Signal::KILL);
+    old.wait();
+    pair.control = Some(control(pair.dir.path()));
+    pair.wait_active();
+    until("what was left to be gone", || (pair.counts() == [1; 8]).then_some(()));
+    let left = qps(&mut pair.rpc(), "fe0");
+    assert_eq!(left[0]["qpn"], kept["local"]["qpn"], "{left:?}");
+    let status = pair.rpc().call("status", json!({}));
+    assert!((0..2).all(|i| status["devs"][i]["status"]["perf_running"] == 0), "{status}");
+    pair.rpc().call("perf_run", measure("write", "lat", 64, 100));
+}
+
+/// An appliance that stands still while a measurement is undone is cleaned when it goes on.
+#[test]
+fn what_could_not_be_undone_is_taken_away_when_the_appliance_answers_again() {
+    let pair = pair("", 9000);
+    let mut rpc = start_long(&pair, "write");
+    pair.fe1.signal(Signal::STOP);
+    let answer = rpc.line().expect("an answer");
+    pair.fe1.signal(Signal::CONT);
+    assert!(text(&answer["error"]).contains("left behind"), "{answer}");
+    until("what was left to be gone", || (pair.counts() == [0; 8]).then_some(()));
+}
+
+#[test]
+fn a_measurement_ends_when_its_caller_goes() {
+    let pair = pair("", 9000);
+    drop(start_long(&pair, "send"));
+    until("nothing to be left", || (pair.counts() == [0; 8]).then_some(()));
+}
+
+/// The error of a measurement names the peer and the last PSN.
+#[test]
+fn a_peer_that_stops_answering_is_named_with_the_last_psn() {
+    let pair = pair("[port.fault]\nseed = 1\nloss = 1.0\n", 9000);
+    let error = pair.rpc().refused("perf_run", measure("send", "lat", 64, 10));
+    let said = text(&error);
+    for part in ["RetryExcErr", "peer 192.0.2.2 qpn 0x", "last PSN sent 0x", "oldest not acknowledged 0x"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(pair.counts(), [0; 8]);
+}
+
 #[test]
 fn a_deadline_ends_a_measurement_and_says_how_far_it_came() {
     let pair = pair("", 9000);

@@ -100,11 +100,17 @@ fn dispatch(node: &mut Node, command: Command, room: usize, context: &Context) -
         }
         Command::QueryQp { qpn } => query_qp(node, qpn).map(|entry| Response::QpInfo(Box::new(entry))),
         Command::DestroyQp { qpn } => destroy_qp(node, qpn),
-        Command::List { kind, cursor, limit } => list(node, kind, cursor, limit, room),
+        Command::List { kind, cursor, limit, cookie } => {
+            let page = PageLimits { cursor, entries: entries(limit)?, bytes: room, cookie };
+            list(node, kind, page)
+        }
         Command::ResolvePath(query) => resolve(node, &query),
         Command::PerfStart(spec) => node.start_test(&spec).map(|id| Response::PerfStarted { id }),
-        Command::PerfStatus { id } => node.tests.status(id).map(|report| Response::Perf(Box::new(report))),
+        Command::PerfStatus { id } => {
+            node.tests.status(id, &device).map(|report| Response::Perf(Box::new(report)))
+        }
         Command::PerfStop { id } => node.stop_test(id).map(|report| Response::Perf(Box::new(report))),
+        Command::PerfStopOn { lkey } => node.stop_tests_on(lkey).map(|()| Response::Done),
         Command::Status => Ok(Response::Status(Box::new(status::status(node, context)))),
         Command::Stats => Ok(Response::Stats(Box::new(status::stats(node, context)))),
         Command::Subscribe | Command::Shutdown { .. } => {
@@ -197,15 +203,17 @@ fn destroy_qp(node: &mut Node, qpn: Qpn) -> Result<Response, ApiError> {
     Ok(Response::Done)
 }
 
-fn list(node: &Node, kind: ListKind, cursor: u64, limit: u32, room: usize) -> Result<Response, ApiError> {
-    if room < LEAST_PAGE_BYTES {
-        return Err(no_room(room));
-    }
+fn entries(limit: u32) -> Result<usize, ApiError> {
     if limit > MAX_PAGE {
         return Err(ApiError::new(Code::Invalid, "limit", limit.to_string(), format!("0 to {MAX_PAGE}")));
     }
-    let entries = if limit == 0 { MAX_PAGE } else { limit } as usize;
-    let limits = PageLimits { cursor, entries, bytes: room };
+    Ok(if limit == 0 { MAX_PAGE } else { limit } as usize)
+}
+
+fn list(node: &Node, kind: ListKind, limits: PageLimits) -> Result<Response, ApiError> {
+    if limits.bytes < LEAST_PAGE_BYTES {
+        return Err(no_room(limits.bytes));
+    }
     match kind {
         ListKind::Pd => Ok(Response::Pds(node.objects.list_pds(limits))),
         ListKind::Mr => Ok(Response::Mrs(node.objects.list_mrs(limits))),

@@ -334,6 +334,9 @@ pub enum Command {
         cursor: u64,
         /// Entries at most, up to [`super::MAX_PAGE`]; 0: as many as fit.
         limit: u32,
+        /// Only what carries this cookie. The others cost nothing, so finding one connection among many is cheap.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cookie: Option<u64>,
     },
     /// Resolves a path: [`Response::Path`]. May take up to a second.
     ResolvePath(PathQuery),
@@ -349,6 +352,12 @@ pub enum Command {
     PerfStop {
         /// Which.
         id: PerfId,
+    },
+    /// Stops and forgets every test that uses a region: [`Response::Done`], also if there is none. For what a control
+    /// process that died left running.
+    PerfStopOn {
+        /// Which.
+        lkey: Lkey,
     },
     /// Everything that `ferroce status` shows of an appliance: [`Response::Status`].
     Status,
@@ -388,6 +397,7 @@ impl Command {
             | Command::DestroyQp { .. }
             | Command::PerfStart(_)
             | Command::PerfStop { .. }
+            | Command::PerfStopOn { .. }
             | Command::Shutdown { .. } => false,
         }
     }

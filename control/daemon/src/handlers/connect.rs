@@ -44,7 +44,7 @@ pub(super) async fn connect(
     check(&params)?;
     let cap = QpCap { max_send_wr: params.max_wr, max_recv_wr: params.max_wr, ..QpCap::default() };
     let plan = Plan { params: &params, cap, verb: "connect" };
-    let mut ledger = Ledger::new()?;
+    let mut ledger = Ledger::new(control)?;
     match build(control, caller, &plan, &mut ledger).await {
         Ok(result) => Ok(result),
         Err(Failure::Refused(error)) => Err(error.into()),

@@ -2,7 +2,8 @@
 //!
 //! Owns the list of what is to be undone. The invariants: everything that one ledger makes carries its cookie, a
 //! random number; undoing goes backwards; where it is unknown whether an appliance did what it was asked, that
-//! appliance is searched for the cookie. Used by `connect` and `perf_run`.
+//! appliance is searched for the cookie, by the janitor later if it does not answer now. What ends with its call has a
+//! cookie that says so, so that a control process finds what one that died left. Used by `connect` and `perf_run`.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,7 +13,16 @@ use ferroce_api::appliance::{Command, ListKind, Response};
 use ferroce_api::rpc::RpcError;
 use ferroce_api::{ApiError, Code};
 
+use crate::control::Control;
 use crate::dp_link::{CALL_DEADLINE, Link};
+
+/// In the cookie of what ends with the call that made it. Without it, a cookie has at most 52 bits.
+const TEMPORARY: u64 = 1 << 52;
+
+/// True for a cookie of what ends with the call that made it.
+pub(super) const fn is_temporary(cookie: u64) -> bool {
+    cookie & TEMPORARY != 0 && cookie < 2 * TEMPORARY
+}
 
 /// A refused step: which one, where, and why.
 pub(super) struct StepError {
@@ -40,6 +50,7 @@ impl StepError {
 
 /// What one operation made.
 pub(super) struct Ledger<'a> {
+    control: &'a Control,
     cookie: u64,
     undo: Vec<(&'a Link, Command)>,
     /// Appliances that may have done more than they said.
@@ -47,9 +58,19 @@ pub(super) struct Ledger<'a> {
 }
 
 impl<'a> Ledger<'a> {
-    /// An empty one with a fresh cookie.
-    pub(super) fn new() -> Result<Self, ApiError> {
-        Ok(Ledger { cookie: random_cookie()?, undo: Vec::new(), uncertain: Vec::new() })
+    /// An empty one for what stays, with a fresh cookie.
+    pub(super) fn new(control: &'a Control) -> Result<Self, ApiError> {
+        Ok(Self::with(control, random_cookie()?))
+    }
+
+    /// An empty one for what ends with the call.
+    pub(super) fn temporary(control: &'a Control) -> Result<Self, ApiError> {
+        Ok(Self::with(control, random_cookie()? | TEMPORARY))
+    }
+
+    fn with(control: &'a Control, cookie: u64) -> Self {
+        control.under_way.borrow_mut().insert(cookie);
+        Ledger { control, cookie, undo: Vec::new(), uncertain: Vec::new() }
     }
 
     /// Cookie of everything that is made.
@@ -133,11 +154,22 @@ impl<'a> Ledger<'a> {
                     tracing::warn!(dev = link.name(), cookie = self.cookie, %error, "undo: the appliance is gone");
                 }
                 Err(error) => {
-                    left.push(format!("objects with cookie {} on {}: {error}", self.cookie, link.name()))
+                    self.control.left_behind.borrow_mut().insert((link.name().to_owned(), self.cookie));
+                    left.push(format!(
+                        "objects with cookie {} on {}, until it answers: {error}",
+                        self.cookie,
+                        link.name()
+                    ));
                 }
             }
         }
         (!left.is_empty()).then(|| left.join("; "))
+    }
+}
+
+impl Drop for Ledger<'_> {
+    fn drop(&mut self) {
+        self.control.under_way.borrow_mut().remove(&self.cookie);
     }
 }
 
@@ -165,31 +197,65 @@ fn undo_of(response: &Response) -> Option<Command> {
 }
 
 /// Destroys everything on `link` that carries `cookie`; gives how many objects that were.
-pub(super) async fn sweep(link: &Link, cookie: u64) -> Result<u64, ApiError> {
+pub(crate) async fn sweep(link: &Link, cookie: u64) -> Result<u64, ApiError> {
+    if is_temporary(cookie) {
+        stop_tests(link, Some(cookie), |c| c == cookie).await?;
+    }
+    sweep_where(link, Some(cookie), |c| c == cookie).await
+}
+
+/// Destroys what a control process that died has left on `link`: everything temporary that is not `under_way` here.
+pub(crate) async fn sweep_stale(link: &Link, control: &Control) -> Result<u64, ApiError> {
+    let stale = |cookie| is_temporary(cookie) && !control.under_way.borrow().contains(&cookie);
+    stop_tests(link, None, stale).await?;
+    sweep_where(link, None, stale).await
+}
+
+/// Stops the tests on the regions that `ours` says.
+async fn stop_tests(link: &Link, only: Option<u64>, ours: impl Fn(u64) -> bool) -> Result<(), ApiError> {
+    let mut cursor = 0;
+    loop {
+        let list = Command::List { kind: ListKind::Mr, cursor, limit: 0, cookie: only };
+        let page = match link.one(list).await? {
+            Response::Mrs(page) => page,
+            other => return Err(link.unexpected(&other)),
+        };
+        for region in page.entries.iter().filter(|e| ours(e.cookie)) {
+            link.one(Command::PerfStopOn { lkey: region.lkey }).await?;
+        }
+        match page.next {
+            Some(next) => cursor = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+async fn sweep_where(link: &Link, only: Option<u64>, ours: impl Fn(u64) -> bool) -> Result<u64, ApiError> {
     let mut destroyed = 0;
     // What stands on others goes first.
     for kind in [ListKind::Qp, ListKind::Cq, ListKind::Mr, ListKind::Pd] {
         let mut cursor = 0;
         loop {
-            let (commands, next) = match link.one(Command::List { kind, cursor, limit: 0 }).await? {
-                Response::Qps(page) => {
-                    let own = page.entries.iter().filter(|e| e.cookie == cookie);
-                    (own.map(|e| Command::DestroyQp { qpn: e.qpn }).collect::<Vec<_>>(), page.next)
-                }
-                Response::Cqs(page) => {
-                    let own = page.entries.iter().filter(|e| e.cookie == cookie);
-                    (own.map(|e| Command::DestroyCq { cq: e.cq }).collect(), page.next)
-                }
-                Response::Mrs(page) => {
-                    let own = page.entries.iter().filter(|e| e.cookie == cookie);
-                    (own.map(|e| Command::DeregMr { lkey: e.lkey }).collect(), page.next)
-                }
-                Response::Pds(page) => {
-                    let own = page.entries.iter().filter(|e| e.cookie == cookie);
-                    (own.map(|e| Command::DeallocPd { pd: e.pd }).collect(), page.next)
-                }
-                other => return Err(link.unexpected(&other)),
-            };
+            let (commands, next) =
+                match link.one(Command::List { kind, cursor, limit: 0, cookie: only }).await? {
+                    Response::Qps(page) => {
+                        let own = page.entries.iter().filter(|e| ours(e.cookie));
+                        (own.map(|e| Command::DestroyQp { qpn: e.qpn }).collect::<Vec<_>>(), page.next)
+                    }
+                    Response::Cqs(page) => {
+                        let own = page.entries.iter().filter(|e| ours(e.cookie));
+                        (own.map(|e| Command::DestroyCq { cq: e.cq }).collect(), page.next)
+                    }
+                    Response::Mrs(page) => {
+                        let own = page.entries.iter().filter(|e| ours(e.cookie));
+                        (own.map(|e| Command::DeregMr { lkey: e.lkey }).collect(), page.next)
+                    }
+                    Response::Pds(page) => {
+                        let own = page.entries.iter().filter(|e| ours(e.cookie));
+                        (own.map(|e| Command::DeallocPd { pd: e.pd }).collect(), page.next)
+                    }
+                    other => return Err(link.unexpected(&other)),
+                };
             for command in commands {
                 match link.one(command).await {
                     Ok(_) => destroyed += 1,
@@ -213,11 +279,11 @@ fn random(bytes: &mut [u8]) -> Result<(), ApiError> {
         .map_err(|e| ApiError::new(Code::Internal, "/dev/urandom", "", e.to_string()))
 }
 
-/// A cookie: never 0, and at most 53 bits, so that every JSON reader keeps all of it.
+/// A cookie: never 0, and with [`TEMPORARY`] at most 53 bits, so that every JSON reader keeps all of it.
 fn random_cookie() -> Result<u64, ApiError> {
     let mut bytes = [0; 8];
     random(&mut bytes)?;
-    Ok((u64::from_ne_bytes(bytes) & ((1 << 53) - 1)).max(1))
+    Ok((u64::from_ne_bytes(bytes) & (TEMPORARY - 1)).max(1))
 }
 
 /// A start PSN that nobody can guess.
@@ -236,7 +302,10 @@ mod tests {
         let cookies: std::collections::HashSet<u64> =
             (0..1000).map(|_| random_cookie().expect("urandom")).collect();
         assert_eq!(cookies.len(), 1000);
-        assert!(cookies.iter().all(|c| *c > 0 && *c < 1 << 53));
+        assert!(cookies.iter().all(|c| *c > 0 && *c < TEMPORARY && !is_temporary(*c)));
+        assert!(cookies.iter().all(|c| is_temporary(*c | TEMPORARY)));
+        // One that others chose is never taken for ours.
+        assert!(!is_temporary(u64::MAX));
         let psns: std::collections::HashSet<u32> =
             (0..1000).map(|_| random_psn().expect("urandom").get()).collect();
         // 1000 draws of 2^24: a handful of repeats at most.

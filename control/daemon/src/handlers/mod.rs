@@ -5,7 +5,7 @@
 
 mod connect;
 mod dev;
-mod ledger;
+pub(crate) mod ledger;
 mod object;
 mod perf;
 mod resource;

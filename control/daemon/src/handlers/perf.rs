@@ -33,7 +33,7 @@ pub(super) async fn run(
     params: PerfRunParams,
 ) -> Result<PerfRunResult, RpcError> {
     check(&params)?;
-    let mut ledger = Ledger::new()?;
+    let mut ledger = Ledger::temporary(control)?;
     let outcome = measure(control, caller, &params, &mut ledger).await;
     let left = ledger.undo().await;
     match outcome {
@@ -120,6 +120,10 @@ async fn measure<'c>(
                 let error = ApiError::new(Code::State, "perf_run", "", "stopped: the control process is stopping");
                 return Err(StepError::new("run", pair.client, error).into());
             }
+        }
+        if caller.gone.get() {
+            let error = ApiError::new(Code::State, "perf_run", "", "stopped: the caller has gone");
+            return Err(StepError::new("run", pair.client, error).into());
         }
         ask_at = Instant::now() + ASK_EVERY;
         let report = ask(pair.client, client).await?;

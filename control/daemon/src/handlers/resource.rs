@@ -65,7 +65,7 @@ async fn page(
     keys: bool,
     into: &mut DevResources,
 ) -> Result<Option<u64>, ApiError> {
-    match link.one(Command::List { kind, cursor, limit: 0 }).await? {
+    match link.one(Command::List { kind, cursor, limit: 0, cookie: None }).await? {
         Response::Pds(page) => Ok(add(page, &mut into.pd)),
         Response::Mrs(mut page) => {
             if !keys {
