@@ -6,12 +6,12 @@
 //! completion that tells of them; completions in order of each queue and exactly once; status, opcode, length and
 //! immediate right; a receive completes no later than the send that filled it; no byte outside a target changes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::Rc;
 
 use ferroce_transport::Completion;
-use ferroce_verbs::{Wc, WcFlags, WcOpcode, WcStatus};
+use ferroce_verbs::{Rkey, Wc, WcFlags, WcOpcode, WcStatus};
 
 use crate::world::QpRef;
 
@@ -42,6 +42,10 @@ pub enum ViolationKind {
     BadFrame,
     /// A post was refused that should have been taken.
     PostRefused,
+    /// The results of the atomics on a cell are not those of executing each once and in order.
+    AtomicNotOnce,
+    /// A window is open that must be closed, or the other way round.
+    WrongWindow,
 }
 
 /// A broken promise.
@@ -67,6 +71,8 @@ fn broken<T>(kind: ViolationKind, what: String) -> Result<T, Violation> {
 pub trait Bytes {
     /// `len` bytes at `offset` of an endpoint's region.
     fn read(&self, endpoint: usize, offset: usize, len: usize) -> Vec<u8>;
+    /// True if this key of an endpoint's window opens anything.
+    fn is_bound(&self, endpoint: usize, rkey: Rkey) -> bool;
 }
 
 /// Operation of a send.
@@ -78,6 +84,34 @@ pub enum OpKind {
     Write,
     /// RDMA READ.
     Read,
+    /// Compare and swap.
+    CmpSwap,
+    /// Fetch and add.
+    FetchAdd,
+    /// Bind of a window: nothing travels.
+    BindMw,
+    /// End of a window of one's own: nothing travels.
+    LocalInv,
+}
+
+impl OpKind {
+    /// Works on a cell of the peer's memory.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, OpKind::CmpSwap | OpKind::FetchAdd)
+    }
+    /// Touches the slot of the peer that the request owns.
+    pub const fn has_remote_slot(self) -> bool {
+        matches!(self, OpKind::Write | OpKind::Read)
+    }
+}
+
+/// Operands of an atomic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Operands {
+    /// Compared with the cell (compare and swap).
+    pub compare: u64,
+    /// Written, or added.
+    pub value: u64,
 }
 
 /// Offset and length in a region.
@@ -100,8 +134,12 @@ pub struct SendRecord {
     pub data: Rc<[u8]>,
     /// Local pieces (empty when posted inline).
     pub local: Vec<Piece>,
-    /// Offset in the peer's region, for WRITE and READ.
+    /// Offset in the peer's region, for WRITE, READ and atomics.
     pub remote: usize,
+    /// Window key: the peer's that a SEND ends or a WRITE goes through, or one's own to bind or end.
+    pub window: Option<Rkey>,
+    /// Of an atomic.
+    pub operands: Operands,
 }
 
 impl SendRecord {
@@ -157,12 +195,31 @@ pub struct Checker {
     shadow: Vec<Vec<u8>>,
     /// Targets of failed requests: may hold anything.
     unknown: Vec<(usize, Piece)>,
+    /// Atomics that were done, by endpoint and offset of their cell.
+    cells: BTreeMap<(usize, usize), Vec<Step>>,
+    /// Cells at which an atomic failed: nobody knows whether it was executed.
+    spoilt: BTreeSet<(usize, usize)>,
+}
+
+/// An atomic as its result tells it.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    flow: usize,
+    number: u64,
+    old: u64,
+    new: u64,
 }
 
 impl Checker {
     /// A model of endpoints whose memory holds `memory` now.
     pub fn new(memory: Vec<Vec<u8>>) -> Self {
-        Checker { flows: Vec::new(), shadow: memory, unknown: Vec::new() }
+        Checker {
+            flows: Vec::new(),
+            shadow: memory,
+            unknown: Vec::new(),
+            cells: BTreeMap::new(),
+            spoilt: BTreeSet::new(),
+        }
     }
 
     /// Adds a direction; returns its index. Each connection has two.
@@ -277,6 +334,14 @@ impl Checker {
             OpKind::Send => {}
             OpKind::Write => self.settle(bytes, to, &[(record.remote, record.data.len())], &record)?,
             OpKind::Read => self.settle(bytes, from, &record.local, &record)?,
+            OpKind::CmpSwap | OpKind::FetchAdd => self.note_atomic(bytes, index, &record),
+            OpKind::BindMw | OpKind::LocalInv => {
+                let bound = record.window.is_some_and(|rkey| bytes.is_bound(from, rkey));
+                if bound != (record.kind == OpKind::BindMw) {
+                    let what = format!("{at:?}: {:?} is done, the key opens: {bound}", record.kind);
+                    return broken(ViolationKind::WrongWindow, what);
+                }
+            }
         }
         Ok(Finished::Send(index, record, status))
     }
@@ -313,8 +378,13 @@ impl Checker {
         let to = at.endpoint;
         let target = match record.kind {
             OpKind::Send => take(&recv.pieces, record.data.len()),
-            OpKind::Write | OpKind::Read => vec![(record.remote, record.data.len())],
+            _ => vec![(record.remote, record.data.len())],
         };
+        // The key stays closed: its owner binds again only once the sender knows.
+        if record.kind == OpKind::Send && record.window.is_some_and(|rkey| bytes.is_bound(to, rkey)) {
+            let what = format!("{at:?}: wr_id {} was received, its key still opens", record.wr_id);
+            return broken(ViolationKind::WrongWindow, what);
+        }
         self.settle(bytes, to, &target, &record)?;
         self.flows[index].arrived += 1;
         Ok(Finished::Recv(index, recv, wc.status))
@@ -381,7 +451,77 @@ impl Checker {
                 let from = flow.from.endpoint;
                 self.unknown.extend(record.local.iter().map(|piece| (from, *piece)));
             }
+            OpKind::CmpSwap | OpKind::FetchAdd => {
+                let (from, to) = (flow.from.endpoint, flow.to.endpoint);
+                self.unknown.extend(record.local.iter().map(|piece| (from, *piece)));
+                self.spoilt.insert((to, record.remote));
+            }
+            OpKind::BindMw | OpKind::LocalInv => {}
         }
+    }
+
+    /// The result is the only place where its value can be known: it is judged with all others of its cell at the end.
+    fn note_atomic(&mut self, bytes: &impl Bytes, index: usize, record: &SendRecord) {
+        let flow = &self.flows[index];
+        let (from, to, number) = (flow.from.endpoint, flow.to.endpoint, flow.done);
+        let mut found = Vec::new();
+        for (offset, len) in &record.local {
+            let part = bytes.read(from, *offset, *len);
+            self.shadow[from][*offset..offset + len].copy_from_slice(&part);
+            found.extend(part);
+        }
+        let old = number_of(&found);
+        let Operands { compare, value } = record.operands;
+        let new = match record.kind {
+            OpKind::FetchAdd => old.wrapping_add(value),
+            _ if old == compare => value,
+            _ => old,
+        };
+        self.cells.entry((to, record.remote)).or_default().push(Step { flow: index, number, old, new });
+    }
+
+    /// Each atomic was executed once, in the order of its queue, and told what it found: from the first value of a cell
+    /// the results make one chain through all of them, which ends in the value that is there.
+    fn finish_cells(&mut self, bytes: &impl Bytes) -> Result<(), Violation> {
+        for ((endpoint, offset), steps) in std::mem::take(&mut self.cells) {
+            if self.spoilt.contains(&(endpoint, offset)) {
+                continue;
+            }
+            let (first, count) = (number_of(&self.shadow[endpoint][offset..offset + 8]), steps.len());
+            let mut by_old: BTreeMap<u64, VecDeque<Step>> = BTreeMap::new();
+            // Those that changed nothing come before the one that went on from the same value.
+            let (idle, moving): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.old == step.new);
+            for step in idle.into_iter().chain(moving) {
+                by_old.entry(step.old).or_default().push_back(step);
+            }
+            let mut value = first;
+            let mut last: BTreeMap<usize, u64> = BTreeMap::new();
+            for done in 0..count {
+                let Some(step) = by_old.get_mut(&value).and_then(VecDeque::pop_front) else {
+                    let what = format!(
+                        "endpoint {endpoint}, cell {offset:#x}: no atomic found {value:#x}, after {done} of {count}"
+                    );
+                    return broken(ViolationKind::AtomicNotOnce, what);
+                };
+                if last.insert(step.flow, step.number).is_some_and(|before| before > step.number) {
+                    let what = format!("endpoint {endpoint}, cell {offset:#x}: out of order: {step:?}");
+                    return broken(ViolationKind::AtomicNotOnce, what);
+                }
+                value = step.new;
+            }
+            let real = bytes.read(endpoint, offset, 8);
+            if number_of(&real) != value {
+                let what = format!(
+                    "endpoint {endpoint}, cell {offset:#x}: is {:#x}, after all {count} atomics it must be {value:#x}",
+                    number_of(&real)
+                );
+                return broken(ViolationKind::AtomicNotOnce, what);
+            }
+            self.shadow[endpoint][offset..offset + 8].copy_from_slice(&real);
+        }
+        let spoilt = std::mem::take(&mut self.spoilt);
+        self.unknown.extend(spoilt.into_iter().map(|(endpoint, offset)| (endpoint, (offset, 8))));
+        Ok(())
     }
 
     /// At the end: nothing is open, and every byte of memory is what it must be.
@@ -396,6 +536,7 @@ impl Checker {
                 return broken(ViolationKind::NotOnce, what);
             }
         }
+        self.finish_cells(bytes)?;
         for (endpoint, shadow) in self.shadow.iter_mut().enumerate() {
             let real = bytes.read(endpoint, 0, shadow.len());
             for (_, (offset, len)) in self.unknown.iter().filter(|(of, _)| *of == endpoint) {
@@ -411,6 +552,11 @@ impl Checker {
         }
         Ok(())
     }
+}
+
+/// The number in a cell, in the byte order of this machine; 0 if there are not 8 bytes.
+fn number_of(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_ne_bytes)
 }
 
 /// The first `len` bytes of a scatter list.
@@ -457,6 +603,10 @@ fn check_send_wc(at: QpRef, record: &SendRecord, wc: Option<&Wc>) -> Result<(), 
         OpKind::Send => (WcOpcode::Send, None),
         OpKind::Write => (WcOpcode::RdmaWrite, None),
         OpKind::Read => (WcOpcode::RdmaRead, Some(record.data.len() as u32)),
+        OpKind::CmpSwap => (WcOpcode::CompSwap, Some(8)),
+        OpKind::FetchAdd => (WcOpcode::FetchAdd, Some(8)),
+        OpKind::BindMw => (WcOpcode::BindMw, None),
+        OpKind::LocalInv => (WcOpcode::LocalInv, None),
     };
     if wc.opcode != opcode || len.is_some_and(|len| len != wc.byte_len) {
         return broken(ViolationKind::WrongCompletion, format!("{at:?}: {wc:?}, must be {opcode:?} {len:?}"));
@@ -467,7 +617,9 @@ fn check_send_wc(at: QpRef, record: &SendRecord, wc: Option<&Wc>) -> Result<(), 
 fn check_recv_wc(at: QpRef, record: &SendRecord, wc: &Wc) -> Result<(), Violation> {
     let opcode = if record.kind == OpKind::Send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
     let imm = wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm.0);
+    let inv = wc.flags.contains(WcFlags::WITH_INV).then_some(wc.invalidated);
     let right = wc.opcode == opcode
+        && (inv == record.window || record.kind == OpKind::Write && inv.is_none())
         && wc.byte_len as usize == record.data.len()
         && imm == record.imm
         && wc.solicited == record.solicited;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use ferroce_sim::{Plan, Report, run};
+use ferroce_sim::{Plan, Report, run_plan};
 
 /// Runs the real transport on a virtual clock under seeded faults and checks every promise it makes.
 ///
@@ -21,6 +21,9 @@ struct Args {
     /// Just this run.
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    /// At least so many work requests in each run that no peer ends by falling silent.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    messages: u32,
     /// Print the plan and every packet to stderr.
     #[arg(long, short)]
     verbose: bool,
@@ -37,10 +40,11 @@ fn main() -> ExitCode {
     };
     let mut total = Total::default();
     for seed in seeds {
+        let plan = Plan::from_seed(seed).with_messages(args.messages);
         if args.verbose {
-            eprintln!("{:#?}", Plan::from_seed(seed));
+            eprintln!("{plan:#?}");
         }
-        match run(seed, args.verbose) {
+        match run_plan(&plan, None, args.verbose) {
             Ok(report) => total.add(&report),
             Err(failure) => {
                 eprintln!("{failure}");

@@ -77,6 +77,8 @@ pub struct Plan {
     pub blackouts: Vec<(u64, u64)>,
     /// Work requests of each direction of each connection.
     pub ops: u32,
+    /// Asked for by [`Plan::with_messages`]; 0 if nothing was.
+    pub messages: u32,
     /// When the peer falls silent, ns after the start ([`Scenario::SilentPeer`]).
     pub silence_ns: u64,
 }
@@ -110,8 +112,18 @@ impl Plan {
             heal_ns: rng.range(5_000_000, 400_000_000),
             blackouts,
             ops: rng.range(20, 120) as u32,
+            messages: 0,
             silence_ns: rng.range(10_000, 3_000_000),
         }
+    }
+
+    /// The same with at least so many work requests in all, if it ends by itself and not by silence. 0 changes nothing.
+    #[must_use]
+    pub fn with_messages(mut self, messages: u32) -> Plan {
+        let directions = self.connections.len() as u32 * 2;
+        self.ops = self.ops.max(messages.div_ceil(directions.max(1)));
+        self.messages = messages;
+        self
     }
 
     /// Longest message of any connection.

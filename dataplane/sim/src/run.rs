@@ -6,8 +6,8 @@ use ferroce_mem::Access;
 use ferroce_transport::time::{RNR_TIMER_NS, ack_timeout_ns};
 use ferroce_transport::{Instant, Notice};
 use ferroce_verbs::{
-    ClassId, CqId, InitAttrs, Pkey, Qkey, QpCap, QpInitAttr, QpModify, QpState, QpType, RtrAttrs, RtsAttrs,
-    WcStatus,
+    ClassId, CqId, InitAttrs, Pkey, Qkey, QpCap, QpInitAttr, QpModify, QpState, QpType, Rkey, RtrAttrs,
+    RtsAttrs, WcStatus,
 };
 
 use crate::checker::{Bytes, Checker, Violation, ViolationKind};
@@ -18,8 +18,12 @@ use crate::world::{Happening, Planted, QpRef, World, WorldStats};
 
 /// Virtual time that everything may take once the faults stopped.
 const PATIENCE_NS: u64 = 20_000_000_000;
-/// Events of one run: far more than any needs, so that a livelock ends too.
+/// And this for each request of a direction: a slow receiver takes its time for each.
+const PATIENCE_PER_OP_NS: u64 = 10_000_000;
+/// Events of one run, and more for each request: far more than any needs, so that a livelock ends too.
 const MOST_STEPS: u64 = 2_000_000;
+/// See [`MOST_STEPS`].
+const STEPS_PER_OP: u64 = 1000;
 
 /// Token of the wake-up at which the faults stop.
 const HEAL: u64 = 2 << 40;
@@ -35,6 +39,8 @@ pub struct Report {
     pub seed: u64,
     /// Sends finished.
     pub ops: u64,
+    /// The same by kind, at [`crate::checker::OpKind`] as a number.
+    pub kinds: [u64; 7],
     /// Bytes of their messages.
     pub bytes: u64,
     /// Virtual time, ns.
@@ -66,7 +72,11 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "last packets:\n{}{}{:#?}\n", self.trace, self.qps, self.plan)?;
         writeln!(f, "seed {} at {} ns: {}", self.plan.seed, self.at_ns, self.violation)?;
-        writeln!(f, "repeat with: ferroce-sim --seed {} --verbose", self.plan.seed)
+        write!(f, "repeat with: ferroce-sim --seed {} --verbose", self.plan.seed)?;
+        match self.plan.messages {
+            0 => writeln!(f),
+            messages => writeln!(f, " --messages {messages}"),
+        }
     }
 }
 
@@ -77,6 +87,9 @@ impl Bytes for World {
         let mut bytes = vec![0; len];
         self.memory(endpoint).read(offset, &mut bytes);
         bytes
+    }
+    fn is_bound(&self, endpoint: usize, rkey: Rkey) -> bool {
+        self.window(endpoint, rkey).is_some_and(|info| info.rkey == rkey && info.bound.is_some())
     }
 }
 
@@ -100,6 +113,7 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
         Ok(()) => Ok(Report {
             seed: plan.seed,
             ops: run.work.done,
+            kinds: run.work.kinds,
             bytes: run.work.bytes,
             virtual_ns: run.world.now().since(run.start),
             steps: run.steps,
@@ -160,7 +174,7 @@ impl<'p> Run<'p> {
             qps.push(ends);
         }
         let start = world.now();
-        let work = Workload::new(plan, &qps);
+        let work = Workload::new(plan, &qps, &mut world)?;
         let (happened, fatal) = (Vec::new(), Vec::new());
         Ok(Run { plan, world, checker, work, qps, start, steps: 0, happened, fatal, silent: None })
     }
@@ -190,8 +204,9 @@ impl<'p> Run<'p> {
     /// One event and everything that follows from it. False at rest.
     fn step(&mut self) -> Result<bool, Violation> {
         self.steps += 1;
-        if self.steps > MOST_STEPS {
-            return stuck(format!("no end after {MOST_STEPS} events"));
+        let most = MOST_STEPS + u64::from(self.plan.ops) * STEPS_PER_OP;
+        if self.steps > most {
+            return stuck(format!("no end after {most} events"));
         }
         let more = self.world.step(&mut self.happened)?;
         let mut happened = std::mem::take(&mut self.happened);
@@ -239,7 +254,8 @@ impl<'p> Run<'p> {
 
     /// A rest while work is open is as bad as no end. A receiver that is slow to post has a wake-up pending.
     fn until_all_done(&mut self) -> Result<(), Violation> {
-        let deadline = self.start.after(self.plan.heal_ns + PATIENCE_NS);
+        let patience = PATIENCE_NS + u64::from(self.plan.ops) * PATIENCE_PER_OP_NS;
+        let deadline = self.start.after(self.plan.heal_ns + patience);
         self.work.feed(&mut self.world, &mut self.checker)?;
         while !self.work.is_posted() || (0..self.work.flows.len()).any(|f| self.checker.sends_open(f) > 0) {
             if !self.step()? {
@@ -248,7 +264,7 @@ impl<'p> Run<'p> {
             if self.world.now() > deadline {
                 return stuck(format!(
                     "{} s after the faults stopped: {}",
-                    PATIENCE_NS / 1_000_000_000,
+                    patience / 1_000_000_000,
                     self.open()
                 ));
             }
@@ -359,7 +375,7 @@ fn connect(world: &mut World, connection: &Connection) -> anyhow::Result<[QpRef;
         let peer = 1 - end;
         let mut av = world.path(connection.ends[end], connection.ends[peer], connection.v6);
         av.vlan = connection.vlan;
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         world.modify(at, &QpModify::ToInit(InitAttrs { pkey: Pkey::DEFAULT, access, qkey: Qkey(0) }))?;
         world.modify(
             at,

@@ -7,10 +7,12 @@
 use std::rc::Rc;
 
 use ferroce_transport::Instant;
-use ferroce_verbs::{PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use ferroce_verbs::{Access, PostError, RecvWr, Rkey, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use ferroce_wire::{Imm, RemoteAddr};
 
-use crate::checker::{Checker, Finished, OpKind, Piece, RecvRecord, SendRecord, Violation, ViolationKind};
+use crate::checker::{
+    Checker, Finished, OpKind, Operands, Piece, RecvRecord, SendRecord, Violation, ViolationKind,
+};
 use crate::plan::{Connection, Plan};
 use crate::rng::Rng;
 use crate::world::{EndpointInit, QpRef, World};
@@ -21,6 +23,30 @@ const GUARD: usize = 256;
 const SLACK: usize = 32 + 4 * 16 + 64;
 /// Address of the first byte of endpoint 0's region; the others follow at a distance.
 const IOVA: u64 = 0x0000_7f00_0000_0000;
+
+/// Cells for atomics at each endpoint: few, so that queue pairs meet at them.
+const CELLS: usize = 4;
+/// Distance of cells: what is between them shows a write beside one.
+const CELL_STRIDE: usize = 24;
+
+/// What may be done with a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WindowState {
+    /// Opens nothing; may be bound.
+    Free,
+    /// A bind, an end, or a SEND that ends it is under way.
+    Changing,
+    /// The peer may use it.
+    Bound,
+}
+
+/// A window of the receiving queue pair of a direction.
+struct Window {
+    rkey: Rkey,
+    state: WindowState,
+    /// WRITEs of the peer that go through it and are not finished.
+    uses: u32,
+}
 
 /// One direction of a connection.
 pub struct FlowWork {
@@ -34,6 +60,8 @@ pub struct FlowWork {
     pub left: u32,
     paused_until: Instant,
     next_wr_id: u64,
+    /// Of the receiver.
+    window: Window,
 }
 
 /// The work of a run.
@@ -43,12 +71,18 @@ pub struct Workload {
     rng: Rng,
     slot_bytes: usize,
     free: Vec<Vec<usize>>,
+    /// What each cell of each endpoint holds if requests are executed in the order of their posting.
+    guesses: Vec<[u64; CELLS]>,
+    /// Offset of the first cell, per endpoint.
+    cells: Vec<usize>,
     /// No receive is posted any more.
     stopped: bool,
     /// Bytes of finished messages.
     pub bytes: u64,
     /// Finished sends.
     pub done: u64,
+    /// Finished sends by kind, see [`OpKind`].
+    pub kinds: [u64; 7],
 }
 
 /// Slots of an endpoint: enough that queues fill up, few enough that slots are used again.
@@ -61,15 +95,21 @@ fn slot_bytes(plan: &Plan) -> usize {
     (plan.max_len() + SLACK).next_multiple_of(64)
 }
 
+/// After the slots; a multiple of 64, as guard and slots are.
+fn cells_offset(plan: &Plan, endpoint: usize) -> usize {
+    GUARD + slots(plan, endpoint) * slot_bytes(plan)
+}
+
 /// What endpoint `endpoint` of a plan is made of.
 pub fn endpoint_init(plan: &Plan, endpoint: usize) -> EndpointInit {
-    let bytes = (GUARD + slots(plan, endpoint) * slot_bytes(plan)).next_multiple_of(4096);
+    let bytes = (cells_offset(plan, endpoint) + CELLS * CELL_STRIDE + GUARD).next_multiple_of(4096);
     EndpointInit { bytes, iova: IOVA + ((endpoint as u64) << 32) }
 }
 
 impl Workload {
-    /// The work of a plan. Directions come as `checker.add_flow` is to number them: two per connection.
-    pub fn new(plan: &Plan, qps: &[[QpRef; 2]]) -> Workload {
+    /// The work of a plan. Directions come as `checker.add_flow` is to number them: two per connection, so that the
+    /// direction against `flow` is `flow ^ 1`. The memory of `world` holds what it begins with.
+    pub fn new(plan: &Plan, qps: &[[QpRef; 2]], world: &mut World) -> anyhow::Result<Workload> {
         let mut flows = Vec::new();
         for (connection, ends) in plan.connections.iter().zip(qps) {
             for (from, to) in [(ends[0], ends[1]), (ends[1], ends[0])] {
@@ -80,20 +120,37 @@ impl Workload {
                     left: plan.ops,
                     paused_until: Instant(0),
                     next_wr_id: 1,
+                    window: Window {
+                        rkey: world.add_window(to.endpoint)?,
+                        state: WindowState::Free,
+                        uses: 0,
+                    },
                 });
             }
         }
         // Taken from the end: the lowest slot first.
         let free = (0..plan.endpoints).map(|e| (0..slots(plan, e)).rev().collect()).collect();
-        Workload {
+        let cells: Vec<usize> = (0..plan.endpoints).map(|e| cells_offset(plan, e)).collect();
+        let mut guesses = Vec::new();
+        for (endpoint, offset) in cells.iter().enumerate() {
+            guesses.push(std::array::from_fn(|cell| {
+                let mut bytes = [0; 8];
+                world.memory(endpoint).read(offset + cell * CELL_STRIDE, &mut bytes);
+                u64::from_ne_bytes(bytes)
+            }));
+        }
+        Ok(Workload {
             flows,
             rng: Rng::new(plan.seed, 0x33),
             slot_bytes: slot_bytes(plan),
             free,
             stopped: false,
+            guesses,
+            cells,
             bytes: 0,
             done: 0,
-        }
+            kinds: [0; 7],
+        })
     }
 
     /// Posts the first receives; some queues begin empty.
@@ -156,12 +213,16 @@ impl Workload {
     /// A request finished: its memory is free, and a receive is replaced.
     pub fn finished(&mut self, finished: Finished, world: &mut World) {
         match finished {
-            Finished::Send(index, record, _) => {
+            Finished::Send(index, record, status) => {
                 self.done += 1;
+                self.kinds[record.kind as usize] += 1;
+                if let (Some(rkey), WcStatus::Success) = (record.window, status) {
+                    self.window_changed(index, record.kind, rkey);
+                }
                 self.bytes += record.data.len() as u64;
                 let (from, to) = (self.flows[index].from.endpoint, self.flows[index].to.endpoint);
                 self.release(from, record.local.first());
-                if record.kind != OpKind::Send {
+                if record.kind.has_remote_slot() {
                     self.release(to, Some(&(record.remote, 0)));
                 }
             }
@@ -215,41 +276,52 @@ impl Workload {
     ) -> Result<bool, Violation> {
         let work = &self.flows[flow];
         let (from, to, connection) = (work.from, work.to, work.connection);
-        let kind = self.rng.pick(&[OpKind::Send, OpKind::Send, OpKind::Write, OpKind::Write, OpKind::Read]);
-        let has_imm = kind != OpKind::Read && self.rng.chance(400_000);
-        let len = self.length(&connection);
-        let inline = kind != OpKind::Read && len <= connection.inline as usize && self.rng.chance(500_000);
+        let kind = self.kind(flow);
+        let moves = matches!(kind, OpKind::Send | OpKind::Write);
+        let window = self.window_for(flow, kind);
+        let ends_window = kind == OpKind::Send && window.is_some();
+        let has_imm = moves && !ends_window && self.rng.chance(400_000);
+        let len = match kind {
+            OpKind::CmpSwap | OpKind::FetchAdd => 8,
+            OpKind::BindMw | OpKind::LocalInv => 0,
+            OpKind::Send | OpKind::Write | OpKind::Read => self.length(&connection),
+        };
+        let inline = moves && len <= connection.inline as usize && self.rng.chance(500_000);
         let data: Rc<[u8]> = self.rng.bytes(len).into();
-        let local = if inline {
+        let local = if inline || matches!(kind, OpKind::BindMw | OpKind::LocalInv) {
             Vec::new()
         } else {
             let Some(slot) = self.free[from.endpoint].pop() else { return Ok(false) };
             self.scatter(slot, len, connection.sges)
         };
-        let remote = if kind == OpKind::Send {
-            0
-        } else {
+        let (mut remote, mut operands) = (0, Operands::default());
+        if kind.has_remote_slot() {
             let Some(slot) = self.free[to.endpoint].pop() else {
                 self.release(from.endpoint, local.first());
                 return Ok(false);
             };
-            slot_offset(slot, self.slot_bytes) + self.rng.below(32) as usize
-        };
+            remote = slot_offset(slot, self.slot_bytes) + self.rng.below(32) as usize;
+        } else if kind.is_atomic() {
+            (remote, operands) = self.operands(to.endpoint, kind);
+        }
+        let consumes = kind == OpKind::Send || has_imm;
         let record = SendRecord {
             wr_id: self.wr_id(flow),
             kind,
             imm: has_imm.then(|| (self.rng.bits() as u32).to_be_bytes()),
             signaled: connection.sig_all || self.rng.chance(700_000),
-            solicited: kind != OpKind::Read && (kind == OpKind::Send || has_imm) && self.rng.chance(200_000),
+            solicited: consumes && self.rng.chance(200_000),
             data,
             local,
             remote,
+            window,
+            operands,
         };
         self.write_source(&record, from, to, world, checker);
         let list = sges_of(world, from.endpoint, &record.local);
         let wr = SendWr {
             wr_id: record.wr_id,
-            op: op_of(&record, world, to.endpoint),
+            op: op_of(&record, world, from.endpoint, to.endpoint),
             sg_list: &list,
             inline: if inline { &record.data } else { &[] },
             flags: self.flags(&record, inline, connection.sig_all),
@@ -257,8 +329,85 @@ impl Workload {
         };
         world.post_send(from, &wr).or_else(|error| refused(from, "send", error))?;
         self.flows[flow].left -= 1;
+        self.window_posted(flow, &record);
         checker.posted_send(flow, record);
         Ok(true)
+    }
+
+    /// What comes next: mostly messages, atomics where the connection serves them, windows now and then.
+    fn kind(&mut self, flow: usize) -> OpKind {
+        let own = &self.flows[flow ^ 1].window;
+        let (state, uses) = (own.state, own.uses);
+        match state {
+            WindowState::Free if self.rng.chance(80_000) => return OpKind::BindMw,
+            WindowState::Bound if uses == 0 && self.rng.chance(20_000) => return OpKind::LocalInv,
+            WindowState::Free | WindowState::Bound | WindowState::Changing => {}
+        }
+        self.rng.pick(&[
+            OpKind::Send,
+            OpKind::Send,
+            OpKind::Send,
+            OpKind::Write,
+            OpKind::Write,
+            OpKind::Write,
+            OpKind::Read,
+            OpKind::Read,
+            OpKind::FetchAdd,
+            OpKind::CmpSwap,
+        ])
+    }
+
+    /// The key that a request uses, ends or makes.
+    fn window_for(&mut self, flow: usize, kind: OpKind) -> Option<Rkey> {
+        let peers = &self.flows[flow].window;
+        let (rkey, usable) = (peers.rkey, peers.state == WindowState::Bound);
+        let own = self.flows[flow ^ 1].window.rkey;
+        match kind {
+            OpKind::Send => (usable && self.rng.chance(200_000)).then_some(rkey),
+            OpKind::Write => (usable && self.rng.chance(500_000)).then_some(rkey),
+            // The next key of a window: the owner chooses the lowest 8 bits.
+            OpKind::BindMw => Some(Rkey(own.0 & !0xff | (own.0 as u8).wrapping_add(1) as u32)),
+            OpKind::LocalInv => Some(own),
+            OpKind::Read | OpKind::CmpSwap | OpKind::FetchAdd => None,
+        }
+    }
+
+    fn window_posted(&mut self, flow: usize, record: &SendRecord) {
+        let Some(rkey) = record.window else { return };
+        match record.kind {
+            OpKind::Send => self.flows[flow].window.state = WindowState::Changing,
+            OpKind::Write => self.flows[flow].window.uses += 1,
+            _ => {
+                let own = &mut self.flows[flow ^ 1].window;
+                (own.rkey, own.state) = (rkey, WindowState::Changing);
+            }
+        }
+    }
+
+    fn window_changed(&mut self, flow: usize, kind: OpKind, rkey: Rkey) {
+        let (peers, own) = (flow, flow ^ 1);
+        match kind {
+            OpKind::Send => self.flows[peers].window.state = WindowState::Free,
+            OpKind::Write => self.flows[peers].window.uses -= 1,
+            OpKind::BindMw if self.flows[own].window.rkey == rkey => {
+                self.flows[own].window.state = WindowState::Bound;
+            }
+            _ => self.flows[own].window.state = WindowState::Free,
+        }
+    }
+
+    /// A cell, and operands that a compare and swap often succeeds with.
+    fn operands(&mut self, endpoint: usize, kind: OpKind) -> (usize, Operands) {
+        let cell = self.rng.below(CELLS as u64) as usize;
+        let guess = self.guesses[endpoint][cell];
+        let compare = if self.rng.chance(800_000) { guess } else { self.rng.bits() };
+        let value = self.rng.bits();
+        self.guesses[endpoint][cell] = match kind {
+            OpKind::FetchAdd => guess.wrapping_add(value),
+            _ if compare == guess => value,
+            _ => guess,
+        };
+        (self.cells[endpoint] + cell * CELL_STRIDE, Operands { compare, value })
     }
 
     fn flags(&mut self, record: &SendRecord, inline: bool, sig_all: bool) -> SendFlags {
@@ -282,6 +431,7 @@ impl Workload {
         let pieces = match record.kind {
             OpKind::Read => vec![(record.remote, record.data.len())],
             OpKind::Send | OpKind::Write => record.local.clone(),
+            OpKind::CmpSwap | OpKind::FetchAdd | OpKind::BindMw | OpKind::LocalInv => return,
         };
         let endpoint = if record.kind == OpKind::Read { to.endpoint } else { from.endpoint };
         let mut done = 0;
@@ -351,14 +501,24 @@ fn sges_of(world: &World, endpoint: usize, pieces: &[Piece]) -> Vec<Sge> {
         .collect()
 }
 
-fn op_of(record: &SendRecord, world: &World, peer: usize) -> SendOp {
+fn op_of(record: &SendRecord, world: &World, own: usize, peer: usize) -> SendOp {
     let mr = world.mr(peer);
-    let (remote_addr, rkey) = (RemoteAddr(mr.iova + record.remote as u64), mr.rkey);
+    let remote_addr = RemoteAddr(mr.iova + record.remote as u64);
+    let rkey = record.window.unwrap_or(mr.rkey);
+    let Operands { compare, value } = record.operands;
     match (record.kind, record.imm.map(Imm)) {
-        (OpKind::Send, None) => SendOp::Send,
+        (OpKind::Send, None) => record.window.map_or(SendOp::Send, |rkey| SendOp::SendInv { rkey }),
         (OpKind::Send, Some(imm)) => SendOp::SendImm(imm),
         (OpKind::Write, None) => SendOp::Write { remote_addr, rkey },
         (OpKind::Write, Some(imm)) => SendOp::WriteImm { remote_addr, rkey, imm },
         (OpKind::Read, _) => SendOp::Read { remote_addr, rkey },
+        (OpKind::CmpSwap, _) => SendOp::CmpSwap { remote_addr, rkey, compare, swap: value },
+        (OpKind::FetchAdd, _) => SendOp::FetchAdd { remote_addr, rkey, add: value },
+        (OpKind::BindMw, _) => {
+            let own = world.mr(own);
+            let access = Access::REMOTE_WRITE;
+            SendOp::BindMw { rkey, mr: own.lkey, addr: own.iova, len: own.len, access }
+        }
+        (OpKind::LocalInv, _) => SendOp::LocalInv { rkey },
     }
 }

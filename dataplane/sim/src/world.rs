@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy, Regions};
-use ferroce_mem::{Access, Lkey, MrInfo, Payload, PdId};
+use ferroce_mem::{Access, Lkey, MrInfo, MwInfo, Payload, PdId};
 use ferroce_transport::time::RNR_TIMER_NS;
 use ferroce_transport::{Completion, DropReason, Instant, Notice, Qp, QpCounter, Transmit};
-use ferroce_verbs::{AddressVector, PostError, QpInitAttr, QpModify, RecvWr, SendWr};
+use ferroce_verbs::{AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendWr};
 use ferroce_wire::{Bth, Gid, Icrc, Packet, ParseError, Psn, Qpn, Syndrome, check_frame, emit, packet};
 
 use crate::checker::{Violation, ViolationKind};
@@ -193,6 +193,14 @@ impl World {
     /// Its memory.
     pub fn memory(&self, endpoint: usize) -> &Block {
         self.endpoints[endpoint].block()
+    }
+    /// Makes a window at an endpoint.
+    pub fn add_window(&mut self, endpoint: usize) -> anyhow::Result<Rkey> {
+        Ok(self.endpoints[endpoint].regions.alloc_window(Self::PD)?.rkey)
+    }
+    /// The window with the upper bits of this key.
+    pub fn window(&self, endpoint: usize, rkey: Rkey) -> Option<MwInfo> {
+        self.endpoints[endpoint].regions.memory().window(rkey)
     }
     /// A queue pair.
     pub fn qp(&self, at: QpRef) -> &Qp {
@@ -589,8 +597,12 @@ impl Endpoint {
         let config = ArenaConfig { bytes: init.bytes as u64, pages: PagePolicy::Normal, numa_node: None };
         let (arena, _) = Arena::new(config)?;
         let block = arena.alloc(init.bytes, 4096)?;
-        let mut regions = Regions::new(16, seed ^ index as u64);
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let mut regions = Regions::new(32, seed ^ index as u64);
+        let rights = Access::LOCAL_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_ATOMIC
+            | Access::MW_BIND;
         let mr = regions.register(block, World::PD, rights, init.iova)?;
         let last = index as u8 + 1;
         let v4 = Gid::from_ip(std::net::IpAddr::from([10, 0, 0, last]));

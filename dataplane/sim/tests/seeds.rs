@@ -1,5 +1,6 @@
 //! The transport under faults, and the checkers under planted ones.
 
+use ferroce_sim::checker::OpKind;
 use ferroce_sim::link::{Cable, Faults};
 use ferroce_sim::plan::Connection;
 use ferroce_sim::{Plan, Planted, Report, Scenario, ViolationKind, run, run_plan};
@@ -15,6 +16,13 @@ fn every_promise_holds_for_many_seeds() {
     let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
     for (what, count, least) in [
         ("work requests", sum(|r| r.ops), 10_000),
+        ("SENDs", sum(|r| r.kinds[OpKind::Send as usize]), 1000),
+        ("WRITEs", sum(|r| r.kinds[OpKind::Write as usize]), 1000),
+        ("READs", sum(|r| r.kinds[OpKind::Read as usize]), 1000),
+        ("compare and swaps", sum(|r| r.kinds[OpKind::CmpSwap as usize]), 1000),
+        ("fetch and adds", sum(|r| r.kinds[OpKind::FetchAdd as usize]), 1000),
+        ("windows bound", sum(|r| r.kinds[OpKind::BindMw as usize]), 500),
+        ("windows ended here", sum(|r| r.kinds[OpKind::LocalInv as usize]), 50),
         ("frames lost", sum(|r| r.stats.links.lost), 1000),
         ("frames doubled", sum(|r| r.stats.links.doubled), 1000),
         ("frames late", sum(|r| r.stats.links.late), 1000),
