@@ -1,7 +1,7 @@
 //! Queues for threads outside the workers: an application posts through single-producer rings, its worker posts inline.
 //!
-//! Owns, for each attached queue pair, a ring of sends and one of receives, and for each attached completion queue a ring
-//! of completions back. Invariant: one application thread on one side, one worker on the other; a ring that is full holds
+//! Owns, for each attached queue pair, a ring of sends and one of receives, for each shared receive queue of theirs a ring
+//! of receives, and for each attached completion queue a ring of completions back. Invariant: one application thread on one side, one worker on the other; a ring that is full holds
 //! its queue alone back, never another. An attachment without news costs its worker one load per pass. Called by an
 //! application's thread ([`AppQueues`]) and by the worker's services stage ([`AppPort`]).
 //!
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferroce_verbs::{
-    CqId, PostError, QpHandle, QpInfo, Qpn, Queues, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode,
-    WcStatus,
+    CqId, PostError, QpHandle, QpInfo, Qpn, Queues, RecvWr, SendFlags, SendOp, SendWr, Sge, SrqId, UdDest,
+    Wc, WcOpcode, WcStatus,
 };
 
 use crate::core::WorkerCore;
@@ -48,6 +48,7 @@ struct SendPart {
     flags: SendFlags,
     inline: [u8; APP_INLINE],
     inline_len: u16,
+    ud: Option<UdDest>,
 }
 
 type SendRequest = Request<SendPart>;
@@ -62,6 +63,14 @@ struct QpPort {
     cqs: (usize, usize),
 }
 
+/// A worker's side of one shared receive queue.
+struct SrqPort {
+    id: SrqId,
+    recvs: rtrb::Consumer<RecvRequest>,
+    /// Where a refused receive is reported, and as whose.
+    report: (usize, Qpn),
+}
+
 struct CqPort {
     id: CqId,
     out: rtrb::Producer<Wc>,
@@ -71,6 +80,7 @@ struct CqPort {
 pub(crate) struct AppPort {
     pub id: u32,
     qps: Vec<QpPort>,
+    srqs: Vec<SrqPort>,
     cqs: Vec<CqPort>,
     notify: rtrb::Consumer<(CqId, bool)>,
     news: Arc<AtomicU64>,
@@ -86,6 +96,7 @@ pub struct AppQueues {
     worker: u8,
     id: u32,
     qps: Vec<AppQp>,
+    srqs: Vec<AppSrq>,
     cqs: Vec<(CqId, rtrb::Consumer<Wc>)>,
     notify: rtrb::Producer<(CqId, bool)>,
     news: Arc<AtomicU64>,
@@ -98,6 +109,12 @@ struct AppQp {
     max_inline: usize,
     max_sge: (usize, usize),
     sends: rtrb::Producer<SendRequest>,
+    recvs: rtrb::Producer<RecvRequest>,
+}
+
+struct AppSrq {
+    id: SrqId,
+    max_sge: usize,
     recvs: rtrb::Producer<RecvRequest>,
 }
 
@@ -114,9 +131,17 @@ pub(crate) fn pair(
     let place = |cq: CqId| cqs.iter().position(|c| *c == cq).unwrap_or(0);
     let (notify_in, notify) = rtrb::RingBuffer::new(cqs.len().max(1) * 2);
     let (mut inner, mut outer) = (Vec::new(), Vec::new());
+    let (mut inner_srqs, mut outer_srqs) = (Vec::new(), Vec::new());
     for info in qps {
         let depth = |wr: u32| wr.clamp(1, MAX_REQUESTS) as usize;
         let (sends_in, sends) = rtrb::RingBuffer::new(depth(info.cap.max_send_wr));
+        if let Some(id) = info.srq
+            && !outer_srqs.iter().any(|srq: &AppSrq| srq.id == id)
+        {
+            let (recvs_in, recvs) = rtrb::RingBuffer::new(MAX_REQUESTS as usize);
+            inner_srqs.push(SrqPort { id, recvs, report: (place(info.recv_cq), info.qpn) });
+            outer_srqs.push(AppSrq { id, max_sge: info.cap.max_recv_sge as usize, recvs: recvs_in });
+        }
         let (recvs_in, recvs) = rtrb::RingBuffer::new(depth(info.cap.max_recv_wr));
         inner.push(QpPort { qpn: info.qpn, sends, recvs, cqs: (place(info.send_cq), place(info.recv_cq)) });
         outer.push(AppQp {
@@ -137,6 +162,7 @@ pub(crate) fn pair(
     let port = Box::new(AppPort {
         id,
         qps: inner,
+        srqs: inner_srqs,
         cqs: cqs_in,
         notify,
         news: news.clone(),
@@ -150,6 +176,7 @@ pub(crate) fn pair(
         worker,
         id,
         qps: outer,
+        srqs: outer_srqs,
         cqs: cqs_out,
         notify: notify_in,
         news,
@@ -210,7 +237,8 @@ impl Queues for AppQueues {
             return Err(PostError::TooLong);
         }
         inline.iter_mut().zip(wr.inline).take(len).for_each(|(to, from)| *to = *from);
-        let what = SendPart { op: wr.op, flags: wr.flags, inline, inline_len: len as u16 };
+        let what =
+            SendPart { op: wr.op, flags: wr.flags, inline, inline_len: len as u16, ud: wr.ud.copied() };
         app.sends.push(Request { wr_id: wr.wr_id, what, sges, used }).map_err(|_| PostError::Full)?;
         self.tell();
         Ok(())
@@ -219,6 +247,14 @@ impl Queues for AppQueues {
     fn post_recv(&mut self, qp: QpHandle, wr: &RecvWr<'_>) -> Result<(), PostError> {
         let app = self.qp(qp)?;
         let (sges, used) = copy_sges(wr.sg_list, app.max_sge.1)?;
+        app.recvs.push(Request { wr_id: wr.wr_id, what: (), sges, used }).map_err(|_| PostError::Full)?;
+        self.tell();
+        Ok(())
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqId, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let app = self.srqs.iter_mut().find(|app| app.id == srq).ok_or(PostError::NoSuchQueue)?;
+        let (sges, used) = copy_sges(wr.sg_list, app.max_sge)?;
         app.recvs.push(Request { wr_id: wr.wr_id, what: (), sges, used }).map_err(|_| PostError::Full)?;
         self.tell();
         Ok(())
@@ -335,6 +371,16 @@ impl AppPort {
             let _ = core.req_notify(cq, solicited_only);
             *work += 1;
         }
+        for srq in &mut self.srqs {
+            let (id, (cq, qpn)) = (srq.id, srq.report);
+            let recvs = |request: &RecvRequest| {
+                let sg_list = request.sges.get(..request.used as usize).unwrap_or(&[]);
+                core.post_srq_recv(id, &RecvWr { wr_id: request.wr_id, sg_list })
+            };
+            left |= drain(&mut srq.recvs, self.cqs.get_mut(cq), work, recvs, |request, why| {
+                refusal(qpn, request.wr_id, why, WcOpcode::Recv, true)
+            });
+        }
         for qp in &mut self.qps {
             let qpn = qp.qpn;
             let recvs = |request: &RecvRequest| {
@@ -348,7 +394,8 @@ impl AppPort {
                 let sg_list = request.sges.get(..request.used as usize).unwrap_or(&[]);
                 let inline = request.what.inline.get(..request.what.inline_len as usize).unwrap_or(&[]);
                 let (op, flags) = (request.what.op, request.what.flags);
-                core.post_send(qpn, &SendWr { wr_id: request.wr_id, op, sg_list, inline, flags, ud: None })
+                let ud = request.what.ud.as_ref();
+                core.post_send(qpn, &SendWr { wr_id: request.wr_id, op, sg_list, inline, flags, ud })
             };
             left |= drain(&mut qp.sends, self.cqs.get_mut(qp.cqs.0), work, sends, |request, why| {
                 refusal(qpn, request.wr_id, why, opcode(request.what.op), false)

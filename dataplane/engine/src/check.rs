@@ -4,7 +4,7 @@
 use ferroce_transport::ModifyError;
 use ferroce_verbs::{
     AddressVector, DeviceAttr, PathMtu, QpCap, QpInitAttr, QpModify, QpState, QpType, RtrAttrs, RtsAttrs,
-    VerbsError, error::VerbsErrorKind,
+    SrqInitAttr, VerbsError, error::VerbsErrorKind,
 };
 
 use crate::device::Netdev;
@@ -36,21 +36,19 @@ fn range(attribute: &str, asked: u64, low: u64, high: u64) -> Result<(), VerbsEr
 
 /// Attributes of a new queue pair, apart from the objects that it names.
 pub(crate) fn qp_init(attr: &QpInitAttr, limits: &DeviceAttr) -> Result<(), VerbsError> {
-    if attr.qp_type != QpType::Rc {
-        return Err(refuse(
-            VerbsErrorKind::Unsupported,
-            "qp_type",
-            format!("{:?}", attr.qp_type),
-            "Rc",
-            "this version carries reliable connections only",
-        ));
-    }
     let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = attr.cap;
     range("cap.max_send_wr", max_send_wr.into(), 0, limits.max_qp_wr.into())?;
     range("cap.max_recv_wr", max_recv_wr.into(), 0, limits.max_qp_wr.into())?;
     range("cap.max_send_sge", max_send_sge.into(), 0, limits.max_sge.into())?;
     range("cap.max_recv_sge", max_recv_sge.into(), 0, limits.max_sge.into())?;
     range("cap.max_inline_data", max_inline_data.into(), 0, limits.max_inline.into())
+}
+
+/// Attributes of a shared receive queue.
+pub(crate) fn srq(attr: &SrqInitAttr, limits: &DeviceAttr) -> Result<(), VerbsError> {
+    range("max_wr", attr.max_wr.into(), 1, limits.max_srq_wr.into())?;
+    range("max_sge", attr.max_sge.into(), 0, limits.max_srq_sge.into())?;
+    range("srq_limit", attr.limit.into(), 0, attr.max_wr.into())
 }
 
 /// Attributes of a transition.

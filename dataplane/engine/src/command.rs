@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use ferroce_mem::memory::RegisterError;
 use ferroce_mem::{DeregisterError, Lkey, PdId};
-use ferroce_transport::{ModifyError, QpCounters};
-use ferroce_verbs::{ClassId, CqId, QpInfo, QpModify, Qpn, Rkey};
+use ferroce_transport::{ModifyError, QpCounters, Srq};
+use ferroce_verbs::{ClassId, CqId, QpInfo, QpModify, Qpn, Rkey, SrqId, SrqInfo};
 
 use crate::app::AppPort;
 use crate::cq::Cq;
@@ -40,6 +40,16 @@ pub(crate) enum Command {
     CreateCq { index: u32, cq: Box<Cq> },
     /// Give it back.
     DestroyCq { index: u32, id: CqId },
+    /// Take over a shared receive queue.
+    CreateSrq { id: SrqId, srq: Box<Srq> },
+    /// Set its limit.
+    LimitSrq { id: SrqId, limit: u32 },
+    /// Move it into other memory, and give the old back.
+    ResizeSrq { id: SrqId, room: Box<Srq> },
+    /// Tell what is known of it.
+    QuerySrq(SrqId),
+    /// Give it back.
+    DestroySrq(SrqId),
     /// Take over a queue pair in RESET.
     CreateQp { index: u32, slot: Box<QpSlot> },
     /// Make a transition.
@@ -66,6 +76,12 @@ pub(crate) enum Answer {
     Qp(#[allow(dead_code)] Box<QpSlot>),
     /// As above.
     Cq(#[allow(dead_code)] Box<Cq>),
+    /// As above.
+    Srq(#[allow(dead_code)] Box<Srq>),
+    /// As above, but it was not kept.
+    SrqRefused(#[allow(dead_code)] Box<Srq>),
+    /// What is known of a shared receive queue.
+    SrqInfo(SrqInfo),
     /// As above.
     App(#[allow(dead_code)] Box<AppPort>),
     /// As above.

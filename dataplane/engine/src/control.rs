@@ -10,7 +10,7 @@ use ferroce_mem::memory::RegisterError;
 use ferroce_mem::os::Block;
 use ferroce_mem::{Access, Lkey, Memory, PdId};
 use ferroce_verbs::error::VerbsErrorKind;
-use ferroce_verbs::{AhId, ChannelId, CqId, Gid, QpInitAttr, QpType, Qpn, VerbsError};
+use ferroce_verbs::{AhId, ChannelId, CqId, Gid, QpInitAttr, QpType, Qpn, SrqId, VerbsError};
 
 use crate::channel::{Channels, CqEvents};
 use crate::check::refuse;
@@ -18,6 +18,7 @@ use crate::device::{MAX_PD, not_found};
 use crate::mailbox::Registration;
 use crate::number::{NoNumber, QpnAllocator, QpnLayout};
 use crate::objects::MwRecord;
+use crate::srq::Srqs;
 
 /// A completion queue.
 pub(crate) struct CqRecord {
@@ -37,6 +38,7 @@ pub(crate) struct QpRecord {
     pd: PdId,
     send_cq: CqId,
     recv_cq: CqId,
+    srq: Option<SrqId>,
 }
 
 /// A region. Holds its memory.
@@ -66,6 +68,7 @@ pub(crate) struct Control {
     pub ahs: HashMap<AhId, PdId>,
     pub next_ah: u64,
     pub channels: Channels,
+    pub srqs: Srqs,
     /// Multicast groups and their members.
     pub groups: HashMap<Gid, Vec<Qpn>>,
     cq_numbers: Vec<CqNumbers>,
@@ -93,6 +96,7 @@ impl Control {
             ahs: HashMap::new(),
             next_ah: 0,
             channels: Channels::default(),
+            srqs: Srqs::new(workers),
             groups: HashMap::new(),
             cq_numbers: (0..workers)
                 .map(|_| CqNumbers { free: (0..=cqs).collect(), generations: vec![0; cqs as usize + 1] })
@@ -161,7 +165,7 @@ impl Control {
                 "pd",
                 format!("to free pd {}", pd.0),
                 format!(
-                    "when nothing belongs to it; {users} regions, windows, address handles and queue pairs do"
+                    "when nothing belongs to it; {users} regions, windows, address handles, shared receive queues and queue pairs do"
                 ),
                 "destroy those first",
             )),
@@ -319,13 +323,9 @@ impl Control {
                 cq.users += 1;
             }
         }
-        let record = QpRecord {
-            worker,
-            qp_type: attr.qp_type,
-            pd: attr.pd,
-            send_cq: attr.send_cq,
-            recv_cq: attr.recv_cq,
-        };
+        let (send_cq, recv_cq) = (attr.send_cq, attr.recv_cq);
+        let record = QpRecord { worker, qp_type: attr.qp_type, pd: attr.pd, send_cq, recv_cq, srq: attr.srq };
+        self.srqs.join(attr.srq);
         self.qps.insert(qpn, record);
         Ok((qpn, parts.index))
     }
@@ -333,6 +333,7 @@ impl Control {
     pub fn qp_gone(&mut self, qpn: Qpn) {
         let Some(record) = self.qps.remove(&qpn) else { return };
         self.leave_pd(record.pd);
+        self.srqs.leave(record.srq);
         for cq in [record.send_cq, record.recv_cq] {
             if let Some(cq) = self.cqs.get_mut(&cq) {
                 cq.users = cq.users.saturating_sub(1);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use ferroce_mem::{DeregisterError, Memory};
 use ferroce_transport::{Completion, Instant, Notice};
-use ferroce_verbs::{AsyncEvent, CqId, QpModify, Qpn};
-use ferroce_wire::NakCode;
+use ferroce_verbs::{AsyncEvent, CqId, QpInitAttr, QpModify, Qpn};
+use ferroce_wire::{NakCode, Service};
 
 use crate::app::AppPort;
 use crate::command::{Answer, Command};
@@ -23,6 +23,7 @@ use crate::event::{EngineEvent, EngineEventKind, FaultDetail};
 use crate::mcast::Groups;
 use crate::number::QpnLayout;
 use crate::sched::Sched;
+use crate::srq::{self, SrqTable};
 use crate::stats::{Counter, WorkerBlock};
 use crate::timer::Wheel;
 
@@ -51,6 +52,7 @@ pub struct WorkerCore {
     pub(crate) memory: Memory,
     pub(crate) qps: QpTable,
     pub(crate) cqs: CqTable,
+    pub(crate) srqs: SrqTable,
     pub(crate) groups: Groups,
     pub(crate) sched: Sched,
     pub(crate) wheel: Wheel,
@@ -104,6 +106,7 @@ impl WorkerCore {
             memory: Memory::new(init.max_mr, init.secret),
             qps: QpTable::new(init.layout, init.id, init.workers, init.max_qp),
             cqs: CqTable((0..init.max_cq).map(|_| None).collect()),
+            srqs: SrqTable::new(),
             groups: Groups::new(),
             sched: Sched::new(slots),
             wheel: Wheel::new(slots * 2, now),
@@ -130,7 +133,7 @@ impl WorkerCore {
         self.qps.live()
     }
 
-    fn event(&self, kind: EngineEventKind, detail: Option<FaultDetail>) {
+    pub(crate) fn event(&self, kind: EngineEventKind, detail: Option<FaultDetail>) {
         if self.events.push(EngineEvent { worker: Some(self.id), kind, detail }).is_err() {
             self.block.add(Counter::EventsLost, 1);
         }
@@ -318,6 +321,34 @@ impl WorkerCore {
                 }
                 _ => Answer::NotFound,
             },
+            Command::CreateSrq { id, srq } => match self.srqs.insert(id, srq) {
+                Ok(()) => Answer::Done,
+                Err(srq) => Answer::SrqRefused(srq),
+            },
+            Command::LimitSrq { id, limit } => match self.srqs.by_id(id) {
+                Some(srq) => {
+                    srq.set_limit(limit);
+                    Answer::Done
+                }
+                None => Answer::NotFound,
+            },
+            Command::ResizeSrq { id, mut room } => {
+                if self.srqs.by_id(id).is_some_and(|srq| srq.resize_into(&mut room)) {
+                    Answer::Srq(room)
+                } else {
+                    Answer::SrqRefused(room)
+                }
+            }
+            Command::QuerySrq(id) => {
+                self.srqs.by_id(id).map_or(Answer::NotFound, |srq| Answer::SrqInfo(srq.info()))
+            }
+            Command::DestroySrq(id) => match self.srqs.remove(id) {
+                Some(mut srq) => {
+                    srq.clear(&self.memory);
+                    Answer::Srq(srq)
+                }
+                None => Answer::NotFound,
+            },
             Command::CreateQp { index, slot } => match self.qps.insert(index, slot) {
                 Ok(()) => Answer::Done,
                 Err(slot) => Answer::Qp(slot),
@@ -358,8 +389,11 @@ impl WorkerCore {
         }
         match modify {
             QpModify::ToRtr(rtr) => {
-                slot.path = PathHeaders::new(&rtr.av);
-                slot.peer = Some((rtr.av.dgid, rtr.dest_qpn));
+                // A datagram has a way of its own.
+                if slot.qp.service() != Service::Ud {
+                    slot.path = PathHeaders::new(&rtr.av);
+                    slot.peer = Some((rtr.av.dgid, rtr.dest_qpn));
+                }
                 slot.class = rtr.class;
             }
             QpModify::Change(change) if change.av.is_some() => {
@@ -407,11 +441,12 @@ fn released(outcome: Result<(), DeregisterError>) -> Answer {
 
 impl QpSlot {
     /// What `create_qp` hands to the worker.
-    pub(crate) fn new(qp: ferroce_transport::Qp, send_cq: CqId, recv_cq: CqId) -> Self {
+    pub(crate) fn new(qp: ferroce_transport::Qp, attr: &QpInitAttr) -> Self {
         QpSlot {
             qp,
-            send_cq: send_cq.0 & 0xffff,
-            recv_cq: recv_cq.0 & 0xffff,
+            send_cq: attr.send_cq.0 & 0xffff,
+            recv_cq: attr.recv_cq.0 & 0xffff,
+            srq: attr.srq.map(srq::index_of),
             class: Default::default(),
             path: None,
             peer: None,

@@ -45,6 +45,8 @@ pub(crate) struct QpSlot {
     pub send_cq: u32,
     /// Index of the completion queue of receives.
     pub recv_cq: u32,
+    /// Index of the shared receive queue that it takes from.
+    pub srq: Option<u32>,
     /// Class that decides when it sends.
     pub class: ClassId,
     /// Set by INIT -> RTR.

@@ -17,15 +17,13 @@ use ferroce_transport::{Qp, QpCounters};
 use ferroce_verbs::error::VerbsErrorKind;
 use ferroce_verbs::{
     AddressVector, Ah, AsyncEvent, ChannelId, ClassId, CqId, Device, DeviceAttr, Gid, MrKeys, PathMtu,
-    PortAttr, QpInfo, QpInitAttr, QpModify, Qpn, Rkey, VerbsError,
+    PortAttr, QpInfo, QpInitAttr, QpModify, Qpn, Rkey, SrqId, SrqInfo, SrqInitAttr, SrqModify, VerbsError,
 };
 
-use crate::app::{self, APP_INLINE, AppQueues};
 use crate::check::{self, refuse};
 use crate::command::{Answer, Command, CommandBox};
 use crate::config::{IcrcMode, NetdevInfo};
 use crate::control::Control;
-use crate::core::MAX_APPS;
 use crate::cq::{Cq, MAX_CQE};
 use crate::demux::QpSlot;
 use crate::event::{EngineEvent, EngineEventKind};
@@ -34,6 +32,7 @@ use crate::mailbox::{CallError, DEADLINE, Registration};
 use crate::mcast::{MAX_ATTACHED, MAX_GROUPS};
 use crate::objects::MAX_AH;
 use crate::sched::{MAX_CLASSES, Share};
+use crate::srq::MAX_SRQ;
 use crate::stats::{EngineStats, WorkerBlock};
 
 /// Work requests of one queue.
@@ -98,9 +97,9 @@ pub(crate) fn limits(node_guid: u64, workers: u8, max_qp: u32, max_cq: u32, max_
         max_pd: MAX_PD,
         max_qp_rd_atom: MAX_RD_ATOM,
         max_qp_init_rd_atom: MAX_RD_ATOM,
-        max_srq: 0,
-        max_srq_wr: 0,
-        max_srq_sge: 0,
+        max_srq: MAX_SRQ,
+        max_srq_wr: MAX_QP_WR,
+        max_srq_sge: MAX_SGE,
         max_ah: MAX_AH,
         max_mw: max_mr.min(1 << 16),
         max_mcast_grp: MAX_GROUPS,
@@ -142,7 +141,12 @@ impl Shared {
     /// As [`Shared::ask`], where the only good answer is "done".
     pub(crate) fn tell(&self, worker: u8, command: Command, what: &str) -> Result<(), VerbsError> {
         match self.ask(worker, command)? {
-            Answer::Done | Answer::Qp(_) | Answer::Cq(_) | Answer::Netdev(_) | Answer::App(_) => Ok(()),
+            Answer::Done
+            | Answer::Qp(_)
+            | Answer::Cq(_)
+            | Answer::Srq(_)
+            | Answer::Netdev(_)
+            | Answer::App(_) => Ok(()),
             Answer::Full => Err(refuse(
                 VerbsErrorKind::Exhausted,
                 what,
@@ -150,15 +154,19 @@ impl Shared {
                 "what its table takes",
                 "",
             )),
-            Answer::Info(_) | Answer::NotFound | Answer::Key(_) | Answer::Busy(_) | Answer::Modify(_) => {
-                Err(refuse(
-                    VerbsErrorKind::NotFound,
-                    what,
-                    format!("on worker {worker}"),
-                    "an object that exists",
-                    "",
-                ))
-            }
+            Answer::Info(_)
+            | Answer::SrqInfo(_)
+            | Answer::SrqRefused(_)
+            | Answer::NotFound
+            | Answer::Key(_)
+            | Answer::Busy(_)
+            | Answer::Modify(_) => Err(refuse(
+                VerbsErrorKind::NotFound,
+                what,
+                format!("on worker {worker}"),
+                "an object that exists",
+                "",
+            )),
         }
     }
 
@@ -248,93 +256,6 @@ impl SoftDevice {
             self.shared.tell(worker as u8, Command::SetShare { class, share }, "class")?;
         }
         Ok(())
-    }
-
-    /// Attaches an application's thread to queue pairs and to the completion queues that it will poll, all of one worker.
-    /// Completions of an attached queue go to this handle alone. Dropping the handle detaches.
-    pub fn attach(&self, qps: &[Qpn], cqs: &[CqId]) -> Result<AppQueues, VerbsError> {
-        let mut infos = Vec::with_capacity(qps.len());
-        for qpn in qps {
-            infos.push(self.query_qp(*qpn)?);
-        }
-        let first =
-            *cqs.first().ok_or_else(|| refuse(VerbsErrorKind::Invalid, "cqs", "none", "at least one", ""))?;
-        let worker = self.cq_worker(first)?;
-        for cq in cqs {
-            let other = self.cq_worker(*cq)?;
-            if other != worker {
-                return Err(refuse(
-                    VerbsErrorKind::Invalid,
-                    "cqs",
-                    format!(
-                        "cq {:#010x} on worker {worker} and cq {:#010x} on worker {other}",
-                        first.0, cq.0
-                    ),
-                    "all on one worker",
-                    "attach one handle per worker",
-                ));
-            }
-        }
-        for info in &infos {
-            for cq in [info.send_cq, info.recv_cq] {
-                if !cqs.contains(&cq) {
-                    let asked = format!("{:?} without its cq {:#010x}", info.qpn, cq.0);
-                    return Err(refuse(
-                        VerbsErrorKind::Invalid,
-                        "cqs",
-                        asked,
-                        "both queues of each queue pair",
-                        "",
-                    ));
-                }
-            }
-            if info.cap.max_inline_data as usize > APP_INLINE {
-                let allowed = format!("0 to {APP_INLINE}");
-                let hint = "create the queue pair with less";
-                return Err(refuse(
-                    VerbsErrorKind::Invalid,
-                    "cap.max_inline_data",
-                    info.cap.max_inline_data,
-                    allowed,
-                    hint,
-                ));
-            }
-        }
-        self.attach_checked(worker, &infos, cqs)
-    }
-
-    fn attach_checked(&self, worker: u8, infos: &[QpInfo], cqs: &[CqId]) -> Result<AppQueues, VerbsError> {
-        let seat = self.shared.workers.get(worker as usize).ok_or_else(|| not_found("worker", worker))?;
-        let id = lock(&self.shared.control).attach(worker, infos.iter().map(|info| info.qpn), cqs)?;
-        let made = app::pair(self.clone(), (worker, seat.bell.clone()), id, infos, cqs);
-        let (port, queues) = made.map_err(|e| {
-            lock(&self.shared.control).detach(id);
-            refuse(
-                VerbsErrorKind::Exhausted,
-                "eventfd",
-                "one more",
-                e,
-                "raise the limit of open files (ulimit -n)",
-            )
-        })?;
-        // From here on dropping `queues` undoes it all.
-        match self.shared.ask(worker, Command::Attach(port))? {
-            Answer::Done => Ok(queues),
-            _ => Err(refuse(
-                VerbsErrorKind::Exhausted,
-                "attach",
-                format!("one more on worker {worker}"),
-                format!("at most {MAX_APPS}"),
-                "drop a handle, or use another worker",
-            )),
-        }
-    }
-
-    /// Ends an attachment. A worker that hangs keeps serving its own side of the rings, which nobody reads any more.
-    pub(crate) fn detach(&self, worker: u8, id: u32) {
-        if self.shared.ask(worker, Command::Detach { id }).is_ok() {
-            lock(&self.shared.control).detach(id);
-        }
     }
 
     /// Queue pairs that exist, in no order.
@@ -438,8 +359,9 @@ impl Device for SoftDevice {
         check::qp_init(attr, &self.shared.limits)?;
         let mut control = lock(&self.shared.control);
         let worker = control.worker_for(attr)?;
+        let attr = &control.with_srq(worker, attr)?;
         let (qpn, index) = control.new_qp(worker, attr, Instant::now())?;
-        let slot = Box::new(QpSlot::new(Qp::new(qpn, attr), attr.send_cq, attr.recv_cq));
+        let slot = Box::new(QpSlot::new(Qp::new(qpn, attr), attr));
         let told = self.shared.tell(worker, Command::CreateQp { index, slot }, "qp");
         if told.is_err() {
             control.qp_gone(qpn);
@@ -477,6 +399,22 @@ impl Device for SoftDevice {
         self.shared.tell(worker, Command::DestroyQp { qpn }, "qp_num")?;
         control.qp_gone(qpn);
         Ok(())
+    }
+
+    fn create_srq(&self, worker: u8, attr: &SrqInitAttr) -> Result<SrqId, VerbsError> {
+        self.new_srq(worker, attr)
+    }
+
+    fn modify_srq(&self, srq: SrqId, modify: &SrqModify) -> Result<(), VerbsError> {
+        self.change_srq(srq, modify)
+    }
+
+    fn query_srq(&self, srq: SrqId) -> Result<SrqInfo, VerbsError> {
+        self.srq_info(srq)
+    }
+
+    fn destroy_srq(&self, srq: SrqId) -> Result<(), VerbsError> {
+        self.drop_srq(srq)
     }
 
     fn create_ah(&self, pd: PdId, av: &AddressVector) -> Result<Ah, VerbsError> {

@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 mod app;
+mod attach;
 mod channel;
 mod check;
 mod clock;
@@ -29,6 +30,7 @@ mod objects;
 mod rx;
 mod sched;
 mod services;
+mod srq;
 mod timer;
 mod tx;
 mod verbs;

@@ -70,12 +70,15 @@ pub fn address_vector(
             hint: "choose another source address".into(),
         });
     }
-    let dmac = port.resolve(src, dst, deadline)?;
+    let dmac = match request.dgid.multicast_mac() {
+        Some(group) => group,
+        None => MacAddr(port.resolve(src, dst, deadline)?),
+    };
     Ok(AddressVector {
         sgid: request.sgid,
         dgid: request.dgid,
         smac: MacAddr(port.caps().mac),
-        dmac: MacAddr(dmac),
+        dmac,
         vlan: request.vlan,
         traffic_class: request.traffic_class,
         flow_label: request.flow_label & 0xf_ffff,

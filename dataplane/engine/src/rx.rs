@@ -6,12 +6,15 @@
 
 use ferroce_mem::Payload;
 use ferroce_nic::RxFrame;
+use ferroce_transport::DropReason;
+use ferroce_verbs::AsyncEvent;
 use ferroce_wire::icrc::Icrc;
-use ferroce_wire::{ICRC_BYTES, Packet, ParseError, Qpn, packet};
+use ferroce_wire::{ICRC_BYTES, Packet, ParseError, Qpn, Service, packet};
 
 use crate::config::IcrcMode;
 use crate::core::WorkerCore;
 use crate::demux::Found;
+use crate::event::EngineEventKind;
 use crate::forward::{Carried, Forward};
 use crate::stats::{Counter, FrameDrop};
 
@@ -36,7 +39,7 @@ impl WorkerCore {
             return;
         }
         let taken = match self.qps.find(dest) {
-            Found::Here(index) => self.deliver(index, &carried.packet, &carried.payload()),
+            Found::Here(index) => self.deliver_unicast(index, &carried.packet, &carried.payload()),
             Found::Other(_) | Found::Unknown => Err(FrameDrop::UnknownQp),
         };
         if let Err(reason) = taken {
@@ -55,7 +58,7 @@ impl WorkerCore {
             return self.multicast(&packet, &payload, forward);
         }
         match self.qps.find(dest) {
-            Found::Here(index) => self.deliver(index, &packet, &payload),
+            Found::Here(index) => self.deliver_unicast(index, &packet, &payload),
             Found::Other(worker) => {
                 if !forward.push(worker, &packet, &payload) {
                     return Err(FrameDrop::ForwardFull);
@@ -110,10 +113,33 @@ impl WorkerCore {
         }
     }
 
+    /// A packet by its queue pair's own number. A connected queue pair knows its addresses; a datagram is ours if the
+    /// device has its address.
+    #[inline]
+    fn deliver_unicast(
+        &mut self,
+        index: u32,
+        packet: &Packet,
+        payload: &Payload<'_>,
+    ) -> Result<(), FrameDrop> {
+        let headers = &packet.headers;
+        if headers.bth.opcode.service() == Service::Ud && !self.netdev.gids.contains(&headers.ip.dst_gid()) {
+            return Err(FrameDrop::Qp(DropReason::WrongAddress));
+        }
+        self.deliver(index, packet, payload)
+    }
+
     #[inline]
     fn deliver(&mut self, index: u32, packet: &Packet, payload: &Payload<'_>) -> Result<(), FrameDrop> {
         let slot = self.qps.get_mut(index).ok_or(FrameDrop::UnknownQp)?;
-        let taken = slot.qp.handle_packet(self.now, packet, payload, &self.memory);
+        let mut srq = slot.srq.and_then(|index| self.srqs.at(index));
+        let taken = slot.qp.handle_packet_srq(self.now, packet, payload, &self.memory, srq.as_deref_mut());
+        if let Some(srq) = srq
+            && srq.poll_limit()
+        {
+            let reached = AsyncEvent::SrqLimitReached(srq.info().srq);
+            self.event(EngineEventKind::Async(reached), None);
+        }
         // Also after a refusal: it may have left a NAK to send.
         self.settle(index);
         taken.map_err(FrameDrop::Qp)

@@ -7,6 +7,7 @@ use ferroce_mem::MrSlice;
 use ferroce_mem::copy::Target;
 use ferroce_nic::PortQueue;
 use ferroce_transport::{FrameSink, Instant, Transmit};
+use ferroce_verbs::AddressVector;
 use ferroce_wire::icrc::Icrc;
 use ferroce_wire::{Bth, Ext, Headers, ICRC_BYTES, MAX_HEAD_BYTES, emit};
 
@@ -54,7 +55,7 @@ impl WorkerCore {
         let mut sink = Sink {
             queue: Some(&mut *queue),
             target: None,
-            path: slot.path.as_ref(),
+            path: slot.path,
             block: &self.block,
             mtu: self.netdev.info.mtu as usize,
             offset: 0,
@@ -77,7 +78,8 @@ struct Sink<'q, Q> {
     /// Moves into `target` when a frame is reserved.
     queue: Option<&'q mut Q>,
     target: Option<Target<'q>>,
-    path: Option<&'q PathHeaders>,
+    /// The queue pair's, or the datagram's.
+    path: Option<PathHeaders>,
     block: &'q WorkerBlock,
     mtu: usize,
     offset: usize,
@@ -138,6 +140,11 @@ impl<Q: PortQueue> FrameSink for Sink<'_, Q> {
         self.crc = Icrc::over_headers(head, emit::ip_offset(&headers)).0;
         (self.offset, self.pad, self.target) = (head_len, pad, Some(target));
         true
+    }
+
+    fn address(&mut self, av: &AddressVector) -> bool {
+        self.path = PathHeaders::new(av);
+        self.path.is_some()
     }
 
     fn payload(&mut self, slice: MrSlice<'_>) {

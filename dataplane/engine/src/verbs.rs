@@ -3,7 +3,7 @@
 //! Called by services in their stage. A send reserves the entry of its completion first, so a completion queue never
 //! overflows by sends.
 
-use ferroce_verbs::{CqId, PostError, QpHandle, Queues, RecvWr, SendWr, Wc};
+use ferroce_verbs::{CqId, PostError, QpHandle, Queues, RecvWr, SendWr, SrqId, Wc};
 
 use crate::core::WorkerCore;
 
@@ -31,6 +31,11 @@ impl Queues for WorkerCore {
         // In the error state it is flushed at once.
         self.collect(index);
         Ok(())
+    }
+
+    #[inline]
+    fn post_srq_recv(&mut self, srq: SrqId, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.srqs.by_id(srq).ok_or(PostError::NoSuchQueue)?.post_recv(wr, &self.memory)
     }
 
     #[inline]

@@ -94,6 +94,20 @@ impl Srq {
         self.queue.clear();
     }
 
+    /// As [`Srq::resize`], into the memory of `room`, a new queue of that size, which gets the old memory: for those who
+    /// may not allocate. False, and nothing changes, if more are posted than it holds.
+    pub fn resize_into(&mut self, room: &mut Srq) -> bool {
+        if room.queue.depth() < self.queue.len() || room.max_sge != self.max_sge {
+            return false;
+        }
+        while let Some((entry, sges)) = self.oldest() {
+            room.queue.push(*entry, sges);
+            self.drop_oldest();
+        }
+        core::mem::swap(&mut self.queue, &mut room.queue);
+        true
+    }
+
     /// True once after fewer receives than the limit were left; the limit is disarmed by that.
     #[must_use]
     pub fn poll_limit(&mut self) -> bool {

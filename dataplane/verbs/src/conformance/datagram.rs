@@ -92,7 +92,7 @@ fn datagrams_carry_immediate_data<H: Harness>(bench: &mut Bench<'_, H>) -> Outco
     let wc = bench.received_as(b, 1, WcStatus::Success)?;
     same("immediate", (wc.flags, wc.imm), (WcFlags::GRH | WcFlags::WITH_IMM, imm))?;
     // Inline, as small messages are sent.
-    let bytes = super::bench::pattern(30, 6);
+    let bytes = super::parts::pattern(30, 6);
     bench.recv(b, 3, &[dst.sge(0, 200)])?;
     let flags = SendFlags::INLINE | SendFlags::SOLICITED;
     bench.try_send(a, &SendWr { inline: &bytes, flags, ud: Some(&dest), ..SendWr::default() })?;

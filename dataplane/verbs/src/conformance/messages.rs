@@ -157,7 +157,7 @@ fn inline_data_is_copied_at_the_post<H: Harness>(bench: &mut Bench<'_, H>) -> Ou
     let dst = bench.buffer(b, 64)?;
     let flags = SendFlags::SIGNALED | SendFlags::INLINE;
     for len in [0, 1, 64] {
-        let mut bytes = super::bench::pattern(len, 5);
+        let mut bytes = super::parts::pattern(len, 5);
         bench.recv(b, 1, &[dst.sge(0, 64)])?;
         let wr = SendWr { wr_id: 2, inline: &bytes, flags, ..SendWr::default() };
         bench.try_send(a, &wr)?;
@@ -167,14 +167,14 @@ fn inline_data_is_copied_at_the_post<H: Harness>(bench: &mut Bench<'_, H>) -> Ou
         same("bytes", wc.byte_len as usize, len)?;
         dst.check("inline SEND", 0, len, 5)?;
     }
-    let bytes = super::bench::pattern(40, 6);
+    let bytes = super::parts::pattern(40, 6);
     let wr = SendWr { wr_id: 3, op: dst.write_op(8), inline: &bytes, flags, ..SendWr::default() };
     bench.try_send(a, &wr)?;
     bench.sent_as(a, 3, WcStatus::Success)?;
     dst.check("inline WRITE", 8, 40, 6)?;
     // The queue pair may have been given more than was asked for.
     let most = bench.device(a.end).query_qp(a.qpn)?.cap.max_inline_data as usize;
-    let long = super::bench::pattern(most + 1, 0);
+    let long = super::parts::pattern(most + 1, 0);
     let wr = SendWr { wr_id: 4, inline: &long, flags, ..SendWr::default() };
     same("more than max_inline_data", bench.try_send(a, &wr), Err(PostError::TooLong))?;
     bench.works(a, b)

@@ -21,13 +21,15 @@ mod bench;
 mod datagram;
 mod errors;
 mod messages;
+mod parts;
 mod queues;
 mod shared;
 mod states;
 mod unreliable;
 mod windows;
 
-pub use bench::{Bench, Buffer, Params, Side};
+pub use bench::{Bench, Side};
+pub use parts::{Buffer, Params};
 
 /// No wait is longer.
 pub const PATIENCE: Duration = Duration::from_secs(20);

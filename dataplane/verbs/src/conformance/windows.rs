@@ -2,8 +2,8 @@
 
 use alloc::format;
 
-use super::bench::{ALL, Bench, Buffer, Side};
-use super::{Block, Deviation, End, Failure, Harness, Node, Outcome, Params, cases, holds, same};
+use super::bench::{ALL, Bench, Side};
+use super::{Block, Buffer, Deviation, End, Failure, Harness, Node, Outcome, Params, cases, holds, same};
 use crate::error::VerbsErrorKind;
 use crate::{
     Access, AsyncEvent, PostError, QpModify, QpState, Rkey, SendOp, SendWr, WcFlags, WcOpcode, WcStatus,
