@@ -11,7 +11,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use ferroce_transport::Completion;
-use ferroce_verbs::{Rkey, Wc, WcFlags, WcOpcode, WcStatus};
+use ferroce_verbs::{Gid, Qpn, Rkey, Wc, WcFlags, WcOpcode, WcStatus};
 
 use crate::world::QpRef;
 
@@ -44,6 +44,8 @@ pub enum ViolationKind {
     PostRefused,
     /// The results of the atomics on a cell are not those of executing each once and in order.
     AtomicNotOnce,
+    /// A message of an unreliable service arrived that nobody sent, or not as it was sent.
+    NotWhole,
     /// A window is open that must be closed, or the other way round.
     WrongWindow,
 }
@@ -140,6 +142,8 @@ pub struct SendRecord {
     pub window: Option<Rkey>,
     /// Of an atomic.
     pub operands: Operands,
+    /// The peer must not take it: its queue key is wrong (UD).
+    pub unwelcome: bool,
 }
 
 impl SendRecord {
@@ -148,6 +152,31 @@ impl SendRecord {
         self.kind == OpKind::Send || (self.kind == OpKind::Write && self.imm.is_some())
     }
 }
+
+/// What a direction promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Everything arrives, once and in order.
+    Reliable,
+    /// Messages arrive whole or not at all (UC). A packet that the wire doubles or holds back is by specification a
+    /// message again; without such packets the order is kept, and nothing comes twice.
+    Whole {
+        /// The wire neither doubles nor holds back.
+        ordered: bool,
+    },
+    /// Datagrams arrive whole or not at all, behind 40 bytes with their IP header (UD).
+    Datagrams {
+        /// The wire does not double.
+        once: bool,
+        /// Addresses: source, destination.
+        gids: [Gid; 2],
+        /// The sender.
+        from: Qpn,
+    },
+}
+
+/// Bytes before the payload of a datagram.
+const GRH: usize = 40;
 
 /// A receive as it was posted.
 #[derive(Clone, Debug)]
@@ -169,6 +198,7 @@ pub enum Finished {
 
 /// One direction of a connection: sends of `from`, receives of `to`.
 struct Flow {
+    mode: Mode,
     from: QpRef,
     to: QpRef,
     sends: VecDeque<SendRecord>,
@@ -197,6 +227,10 @@ pub struct Checker {
     unknown: Vec<(usize, Piece)>,
     /// Atomics that were done, by endpoint and offset of their cell.
     cells: BTreeMap<(usize, usize), Vec<Step>>,
+    /// WRITEs that may be in place, in part or not: endpoint, offset, bytes.
+    perhaps: Vec<(usize, usize, Rc<[u8]>)>,
+    /// Messages received on unreliable directions.
+    pub unreliable: u64,
     /// Cells at which an atomic failed: nobody knows whether it was executed.
     spoilt: BTreeSet<(usize, usize)>,
 }
@@ -218,13 +252,16 @@ impl Checker {
             shadow: memory,
             unknown: Vec::new(),
             cells: BTreeMap::new(),
+            perhaps: Vec::new(),
+            unreliable: 0,
             spoilt: BTreeSet::new(),
         }
     }
 
     /// Adds a direction; returns its index. Each connection has two.
-    pub fn add_flow(&mut self, from: QpRef, to: QpRef) -> usize {
+    pub fn add_flow(&mut self, from: QpRef, to: QpRef, mode: Mode) -> usize {
         self.flows.push(Flow {
+            mode,
             from,
             to,
             sends: VecDeque::new(),
@@ -321,7 +358,7 @@ impl Checker {
                 format!("{at:?}: wr_id {} succeeds after a failure", record.wr_id),
             );
         }
-        if record.consumes() {
+        if record.consumes() && flow.mode == Mode::Reliable {
             flow.consumed += 1;
             if flow.arrived < flow.consumed {
                 let what =
@@ -332,6 +369,9 @@ impl Checker {
         let (from, to) = (flow.from.endpoint, flow.to.endpoint);
         match record.kind {
             OpKind::Send => {}
+            OpKind::Write if flow.mode != Mode::Reliable => {
+                self.perhaps.push((to, record.remote, record.data.clone()));
+            }
             OpKind::Write => self.settle(bytes, to, &[(record.remote, record.data.len())], &record)?,
             OpKind::Read => self.settle(bytes, from, &record.local, &record)?,
             OpKind::CmpSwap | OpKind::FetchAdd => self.note_atomic(bytes, index, &record),
@@ -373,6 +413,10 @@ impl Checker {
             self.unknown.extend(recv.pieces.iter().map(|piece| (to, *piece)));
             return Ok(Finished::Recv(index, recv, wc.status));
         }
+        if flow.mode != Mode::Reliable {
+            self.unreliable_arrival(bytes, index, &recv, wc)?;
+            return Ok(Finished::Recv(index, recv, wc.status));
+        }
         let record = self.next_arrival(bytes, index, at)?;
         check_recv_wc(at, &record, wc)?;
         let to = at.endpoint;
@@ -388,6 +432,70 @@ impl Checker {
         self.settle(bytes, to, &target, &record)?;
         self.flows[index].arrived += 1;
         Ok(Finished::Recv(index, recv, wc.status))
+    }
+
+    /// A message of an unreliable direction: one that was sent, whole.
+    fn unreliable_arrival(
+        &mut self,
+        bytes: &impl Bytes,
+        index: usize,
+        recv: &RecvRecord,
+        wc: &Wc,
+    ) -> Result<(), Violation> {
+        self.unreliable += 1;
+        let flow = &mut self.flows[index];
+        let (at, endpoint, mode) = (flow.to, flow.to.endpoint, flow.mode);
+        let mut found = Vec::new();
+        for (offset, len) in &recv.pieces {
+            found.extend(bytes.read(endpoint, *offset, *len));
+        }
+        if let Mode::Datagrams { gids, from, .. } = mode {
+            check_grh(at, &found, gids, wc)?;
+            if wc.src_qpn != from {
+                return broken(
+                    ViolationKind::WrongCompletion,
+                    format!("{at:?}: {wc:?}, must be from {from:?}"),
+                );
+            }
+        }
+        let head = if matches!(mode, Mode::Datagrams { .. }) { GRH } else { 0 };
+        let is_it = |record: &SendRecord| {
+            let len = record.data.len();
+            let (opcode, whole) = if record.kind == OpKind::Send {
+                (WcOpcode::Recv, found.get(head..head + len) == Some(&*record.data))
+            } else {
+                (WcOpcode::RecvRdmaWithImm, *bytes.read(endpoint, record.remote, len) == *record.data)
+            };
+            record.consumes()
+                && !record.unwelcome
+                && whole
+                && wc.opcode == opcode
+                && wc.byte_len as usize == head + len
+                && wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm.0) == record.imm
+                && wc.solicited == record.solicited
+        };
+        let Some(which) = flow.arriving.iter().position(|(_, record)| is_it(record)) else {
+            let what = format!("{at:?}: {wc:?}: no message that was sent is like this");
+            return broken(ViolationKind::NotWhole, what);
+        };
+        let record = flow.arriving[which].1.clone();
+        match mode {
+            Mode::Whole { ordered: true } => drop(flow.arriving.drain(..=which)),
+            Mode::Datagrams { once: true, .. } => drop(flow.arriving.remove(which)),
+            Mode::Reliable | Mode::Whole { ordered: false } | Mode::Datagrams { once: false, .. } => {}
+        }
+        if record.kind == OpKind::Write {
+            self.settle(bytes, endpoint, &[(record.remote, record.data.len())], &record)?;
+        }
+        // On UC messages that broke off may have left bytes behind the end; a datagram leaves none.
+        let mut left = if matches!(mode, Mode::Datagrams { .. }) { wc.byte_len as usize } else { usize::MAX };
+        for (offset, len) in &recv.pieces {
+            let part = left.min(*len);
+            let real = bytes.read(endpoint, *offset, part);
+            self.shadow[endpoint][*offset..offset + part].copy_from_slice(&real);
+            left -= part;
+        }
+        Ok(())
     }
 
     /// The next send that consumes a receive. WRITEs posted before it must be in place by now.
@@ -539,6 +647,11 @@ impl Checker {
         self.finish_cells(bytes)?;
         for (endpoint, shadow) in self.shadow.iter_mut().enumerate() {
             let real = bytes.read(endpoint, 0, shadow.len());
+            for (_, offset, data) in self.perhaps.iter().filter(|(of, _, _)| *of == endpoint) {
+                for (at, byte) in data.iter().enumerate().filter(|(at, byte)| real[offset + at] == **byte) {
+                    shadow[offset + at] = *byte;
+                }
+            }
             for (_, (offset, len)) in self.unknown.iter().filter(|(of, _)| *of == endpoint) {
                 shadow[*offset..offset + len].copy_from_slice(&real[*offset..offset + len]);
             }
@@ -552,6 +665,26 @@ impl Checker {
         }
         Ok(())
     }
+}
+
+/// The 40 bytes before a datagram: IPv4 in the latter half, or IPv6.
+fn check_grh(at: QpRef, found: &[u8], gids: [Gid; 2], wc: &Wc) -> Result<(), Violation> {
+    let area = found.get(..GRH).unwrap_or_default();
+    let right = match gids.map(|gid| gid.to_ip()) {
+        [std::net::IpAddr::V4(src), std::net::IpAddr::V4(dst)] => {
+            area.get(20) == Some(&0x45)
+                && area.get(32..36) == Some(&src.octets())
+                && area.get(36..40) == Some(&dst.octets())
+        }
+        [src, dst] => {
+            let is = |range, ip| matches!(ip, std::net::IpAddr::V6(ip) if area.get(range) == Some(&ip.octets()[..]));
+            area.first().is_some_and(|byte| byte >> 4 == 6) && is(8..24, src) && is(24..40, dst)
+        }
+    };
+    if right && wc.flags.contains(WcFlags::GRH) {
+        return Ok(());
+    }
+    broken(ViolationKind::WrongCompletion, format!("{at:?}: {wc:?} with the IP header {area:02x?}"))
 }
 
 /// The number in a cell, in the byte order of this machine; 0 if there are not 8 bytes.

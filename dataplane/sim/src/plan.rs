@@ -1,6 +1,7 @@
 //! What a run is made of, chosen by its seed: shape of the world, attributes of the queue pairs, faults of the wires.
 
 use ferroce_transport::time::ack_timeout_ns;
+use ferroce_verbs::QpType;
 use ferroce_wire::{PathMtu, Psn, Qpn, VlanTag};
 
 use crate::link::{Cable, Faults};
@@ -18,6 +19,8 @@ pub enum Scenario {
 /// A connection of two queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection {
+    /// Service of both queue pairs; UD ones talk only to each other too.
+    pub service: QpType,
     /// The endpoints.
     pub ends: [usize; 2],
     /// Numbers of the queue pairs.
@@ -99,6 +102,15 @@ impl Plan {
         for number in 0..count {
             connections.push(connection(rng, endpoints, number));
         }
+        // Their own stream, so that they change nothing of the reliable ones.
+        let unreliable = &mut Rng::new(seed, 0x02);
+        for service in [QpType::Uc, QpType::Ud] {
+            let count = if silent { 0 } else { unreliable.below(3) };
+            for _ in 0..count {
+                let number = connections.len() as u64;
+                connections.push(unreliable_connection(unreliable, endpoints, number, service));
+            }
+        }
         let faults = (0..endpoints * endpoints).map(|_| faults(rng)).collect();
         let shortest = connections.iter().filter_map(|c| ack_timeout_ns(c.timeout)).min().unwrap_or(0);
         let blackouts = (0..rng.below(3)).map(|_| (rng.below(20_000_000), rng.below(shortest * 2))).collect();
@@ -132,6 +144,15 @@ impl Plan {
     }
 }
 
+fn unreliable_connection(rng: &mut Rng, endpoints: usize, number: u64, service: QpType) -> Connection {
+    let mut connection = connection(rng, endpoints, number);
+    connection.service = service;
+    if service == QpType::Ud {
+        connection.max_len = connection.mtu.bytes() as usize;
+    }
+    connection
+}
+
 fn connection(rng: &mut Rng, endpoints: usize, number: u64) -> Connection {
     let first = rng.below(endpoints as u64) as usize;
     let second = (first + rng.range(1, endpoints as u64 - 1) as usize) % endpoints;
@@ -146,6 +167,7 @@ fn connection(rng: &mut Rng, endpoints: usize, number: u64) -> Connection {
     let mtu = rng.pick(&PathMtu::ALL);
     let rd_atomic = rng.pick(&[1, 1, 2, 3, 4, 8, 16]);
     Connection {
+        service: QpType::Rc,
         ends: [first, second],
         qpns: [qpn(rng, 0), qpn(rng, 1)],
         psns: [psn(rng), psn(rng)],

@@ -6,14 +6,14 @@ use ferroce_mem::Access;
 use ferroce_transport::time::{RNR_TIMER_NS, ack_timeout_ns};
 use ferroce_transport::{Instant, Notice};
 use ferroce_verbs::{
-    ClassId, CqId, InitAttrs, Pkey, Qkey, QpCap, QpInitAttr, QpModify, QpState, QpType, Rkey, RtrAttrs,
-    RtsAttrs, WcStatus,
+    ClassId, CqId, InitAttrs, Pkey, QpCap, QpInitAttr, QpModify, QpState, QpType, Rkey, RtrAttrs, RtsAttrs,
+    WcStatus,
 };
 
-use crate::checker::{Bytes, Checker, Violation, ViolationKind};
+use crate::checker::{Bytes, Checker, Mode, Violation, ViolationKind};
 use crate::plan::{Connection, Plan, Scenario};
 use crate::rng::Rng;
-use crate::workload::{Workload, endpoint_init};
+use crate::workload::{QKEY, Workload, endpoint_init};
 use crate::world::{Happening, Planted, QpRef, World, WorldStats};
 
 /// Virtual time that everything may take once the faults stopped.
@@ -41,6 +41,8 @@ pub struct Report {
     pub ops: u64,
     /// The same by kind, at [`crate::checker::OpKind`] as a number.
     pub kinds: [u64; 7],
+    /// Messages received by UC and UD.
+    pub unreliable: u64,
     /// Bytes of their messages.
     pub bytes: u64,
     /// Virtual time, ns.
@@ -115,6 +117,7 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
             ops: run.work.done,
             kinds: run.work.kinds,
             bytes: run.work.bytes,
+            unreliable: run.checker.unreliable,
             virtual_ns: run.world.now().since(run.start),
             steps: run.steps,
             stats: run.world.stats(),
@@ -169,8 +172,10 @@ impl<'p> Run<'p> {
         let mut qps = Vec::new();
         for connection in &plan.connections {
             let ends = connect(&mut world, connection)?;
-            checker.add_flow(ends[0], ends[1]);
-            checker.add_flow(ends[1], ends[0]);
+            for (from, to) in [(0, 1), (1, 0)] {
+                let mode = mode_of(plan, &world, connection, from);
+                checker.add_flow(ends[from], ends[to], mode);
+            }
             qps.push(ends);
         }
         let start = world.now();
@@ -353,10 +358,25 @@ fn stuck<T>(what: String) -> Result<T, Violation> {
     Err(Violation { kind: ViolationKind::Stuck, what })
 }
 
+/// What the direction from this end of a connection promises.
+fn mode_of(plan: &Plan, world: &World, connection: &Connection, from: usize) -> Mode {
+    let [a, b] = [connection.ends[from], connection.ends[1 - from]];
+    let faults = plan.faults[a * plan.endpoints + b];
+    match connection.service {
+        QpType::Rc => Mode::Reliable,
+        QpType::Uc => Mode::Whole { ordered: faults.duplicate_ppm == 0 && faults.reorder_ppm == 0 },
+        QpType::Ud => {
+            let path = world.path(a, b, connection.v6);
+            let (gids, from) = ([path.sgid, path.dgid], connection.qpns[from]);
+            Mode::Datagrams { once: faults.duplicate_ppm == 0, gids, from }
+        }
+    }
+}
+
 /// Makes a connection's two queue pairs and brings them to RTS.
 fn connect(world: &mut World, connection: &Connection) -> anyhow::Result<[QpRef; 2]> {
     let attr = QpInitAttr {
-        qp_type: QpType::Rc,
+        qp_type: connection.service,
         pd: World::PD,
         send_cq: CqId(0),
         recv_cq: CqId(1),
@@ -376,7 +396,7 @@ fn connect(world: &mut World, connection: &Connection) -> anyhow::Result<[QpRef;
         let mut av = world.path(connection.ends[end], connection.ends[peer], connection.v6);
         av.vlan = connection.vlan;
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        world.modify(at, &QpModify::ToInit(InitAttrs { pkey: Pkey::DEFAULT, access, qkey: Qkey(0) }))?;
+        world.modify(at, &QpModify::ToInit(InitAttrs { pkey: Pkey::DEFAULT, access, qkey: QKEY }))?;
         world.modify(
             at,
             &QpModify::ToRtr(RtrAttrs {

@@ -21,6 +21,10 @@ pub(crate) struct Sink {
 }
 
 impl FrameSink for Sink {
+    fn address(&mut self, av: &AddressVector) -> bool {
+        self.av = Some(*av);
+        true
+    }
     fn begin(&mut self, bth: &Bth, ext: &Ext, payload_len: usize) -> bool {
         let (Some(av), false) = (self.av, self.refuse) else { return false };
         let headers = headers_of(&av, bth, ext);

@@ -7,7 +7,9 @@
 use std::rc::Rc;
 
 use ferroce_transport::Instant;
-use ferroce_verbs::{Access, PostError, RecvWr, Rkey, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use ferroce_verbs::{
+    Access, Ah, AhId, PostError, Qkey, QpType, RecvWr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest, WcStatus,
+};
 use ferroce_wire::{Imm, RemoteAddr};
 
 use crate::checker::{
@@ -20,10 +22,14 @@ use crate::world::{EndpointInit, QpRef, World};
 /// Bytes before the first slot.
 const GUARD: usize = 256;
 /// Room in a slot beyond the longest message: start, gaps between pieces, and a guard.
-const SLACK: usize = 32 + 4 * 16 + 64;
+const SLACK: usize = 40 + 32 + 4 * 16 + 64;
 /// Address of the first byte of endpoint 0's region; the others follow at a distance.
 const IOVA: u64 = 0x0000_7f00_0000_0000;
 
+/// Queue key of every UD queue pair.
+pub const QKEY: Qkey = Qkey(0x0111_2222);
+/// WRITEs of each UC direction: each has a target of its own for ever, as nobody knows when the last packet comes.
+const UC_WRITES: u32 = 12;
 /// Cells for atomics at each endpoint: few, so that queue pairs meet at them.
 const CELLS: usize = 4;
 /// Distance of cells: what is between them shows a write beside one.
@@ -58,6 +64,8 @@ pub struct FlowWork {
     pub connection: Connection,
     /// Work requests still to post.
     pub left: u32,
+    /// WRITEs still to post on UC.
+    uc_writes: u32,
     paused_until: Instant,
     next_wr_id: u64,
     /// Of the receiver.
@@ -87,8 +95,14 @@ pub struct Workload {
 
 /// Slots of an endpoint: enough that queues fill up, few enough that slots are used again.
 fn slots(plan: &Plan, endpoint: usize) -> usize {
-    let of = |c: &Connection| if c.ends.contains(&endpoint) { c.send_wr * 2 + c.recv_wr + 2 } else { 0 };
+    let of = |c: &Connection| {
+        if c.ends.contains(&endpoint) { c.send_wr * 2 + c.recv_wr + 2 + uc_writes(c) } else { 0 }
+    };
     plan.connections.iter().map(|c| of(c) as usize).sum::<usize>().max(4)
+}
+
+fn uc_writes(connection: &Connection) -> u32 {
+    if connection.service == QpType::Uc { UC_WRITES } else { 0 }
 }
 
 fn slot_bytes(plan: &Plan) -> usize {
@@ -118,6 +132,7 @@ impl Workload {
                     to,
                     connection: *connection,
                     left: plan.ops,
+                    uc_writes: uc_writes(connection),
                     paused_until: Instant(0),
                     next_wr_id: 1,
                     window: Window {
@@ -222,7 +237,7 @@ impl Workload {
                 self.bytes += record.data.len() as u64;
                 let (from, to) = (self.flows[index].from.endpoint, self.flows[index].to.endpoint);
                 self.release(from, record.local.first());
-                if record.kind.has_remote_slot() {
+                if record.kind.has_remote_slot() && self.flows[index].connection.service == QpType::Rc {
                     self.release(to, Some(&(record.remote, 0)));
                 }
             }
@@ -249,7 +264,7 @@ impl Workload {
 
     fn post_recv(&mut self, flow: usize, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
         let work = &self.flows[flow];
-        let (to, sges, room) = (work.to, work.connection.sges, work.connection.max_len);
+        let (to, sges, room) = (work.to, work.connection.sges, receive_room(&work.connection));
         let Some(slot) = self.free[to.endpoint].pop() else {
             // All slots are in use: later.
             world.wake_at(world.now().after(50_000), flow as u64);
@@ -316,7 +331,9 @@ impl Workload {
             remote,
             window,
             operands,
+            unwelcome: connection.service == QpType::Ud && self.rng.chance(50_000),
         };
+        let ud = self.dest(&record, &connection, from, to, world);
         self.write_source(&record, from, to, world, checker);
         let list = sges_of(world, from.endpoint, &record.local);
         let wr = SendWr {
@@ -325,7 +342,7 @@ impl Workload {
             sg_list: &list,
             inline: if inline { &record.data } else { &[] },
             flags: self.flags(&record, inline, connection.sig_all),
-            ud: None,
+            ud: ud.as_ref(),
         };
         world.post_send(from, &wr).or_else(|error| refused(from, "send", error))?;
         self.flows[flow].left -= 1;
@@ -336,6 +353,14 @@ impl Workload {
 
     /// What comes next: mostly messages, atomics where the connection serves them, windows now and then.
     fn kind(&mut self, flow: usize) -> OpKind {
+        match self.flows[flow].connection.service {
+            QpType::Rc => {}
+            QpType::Uc if self.flows[flow].uc_writes > 0 && self.rng.chance(300_000) => {
+                self.flows[flow].uc_writes -= 1;
+                return OpKind::Write;
+            }
+            QpType::Uc | QpType::Ud => return OpKind::Send,
+        }
         let own = &self.flows[flow ^ 1].window;
         let (state, uses) = (own.state, own.uses);
         match state {
@@ -394,6 +419,29 @@ impl Workload {
             }
             _ => self.flows[own].window.state = WindowState::Free,
         }
+    }
+
+    /// Where a datagram goes. Some carry a wrong queue key; bit 31 asks for that of the sender, which is right.
+    fn dest(
+        &mut self,
+        record: &SendRecord,
+        connection: &Connection,
+        from: QpRef,
+        to: QpRef,
+        world: &World,
+    ) -> Option<UdDest> {
+        if connection.service != QpType::Ud {
+            return None;
+        }
+        let mut av = world.path(from.endpoint, to.endpoint, connection.v6);
+        av.vlan = connection.vlan;
+        let own = Qkey(1 << 31 | self.rng.bits() as u32);
+        let remote_qkey = match record.unwelcome {
+            true => Qkey(QKEY.0 ^ 1 << self.rng.below(31)),
+            false => self.rng.pick(&[QKEY, own]),
+        };
+        let ah = Ah { id: AhId(1), pd: World::PD, av };
+        Some(UdDest { ah, remote_qpn: world.qp(to).qpn(), remote_qkey })
     }
 
     /// A cell, and operands that a compare and swap often succeeds with.
@@ -483,6 +531,11 @@ impl Workload {
         work.next_wr_id += 1;
         id
     }
+}
+
+/// Every message fits: on UD the 40 bytes before it too.
+fn receive_room(connection: &Connection) -> usize {
+    connection.max_len + if connection.service == QpType::Ud { 40 } else { 0 }
 }
 
 fn slot_offset(slot: usize, slot_bytes: usize) -> usize {

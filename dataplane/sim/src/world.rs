@@ -71,7 +71,7 @@ struct QpSlot {
     qp: Qp,
     /// For when the timer is planned.
     armed: Option<Instant>,
-    /// Last request PSN that left, retransmissions included.
+    /// Furthest PSN that a request carried.
     last_sent: Option<Psn>,
     /// The peer asked by an RNR NAK for patience until then, as long as this PSN stays the oldest unacknowledged one.
     quiet: Option<(Instant, Psn)>,
@@ -206,7 +206,7 @@ impl World {
     pub fn qp(&self, at: QpRef) -> &Qp {
         &self.endpoints[at.endpoint].qps[at.index].qp
     }
-    /// PSN of the last request packet that a queue pair sent.
+    /// Furthest PSN that a request packet of a queue pair carried.
     pub fn last_sent(&self, at: QpRef) -> Option<Psn> {
         self.endpoints[at.endpoint].qps[at.index].last_sent
     }
@@ -535,7 +535,11 @@ impl World {
         let mtu = slot.qp.path_mtu().map_or(0, |mtu| mtu.bytes());
         let mut hasty = false;
         if !headers.bth.opcode.is_response() {
-            slot.last_sent = Some(headers.bth.psn);
+            // A queue pair that went back may stop short of where it was, for want of credits.
+            let psn = headers.bth.psn;
+            if slot.last_sent.is_none_or(|last| psn.offset_from(last) > 0) {
+                slot.last_sent = Some(psn);
+            }
             let una = slot.qp.info().una_psn;
             hasty = slot.quiet.is_some_and(|(until, psn)| psn == una && now < until);
         }

@@ -23,6 +23,7 @@ fn every_promise_holds_for_many_seeds() {
         ("fetch and adds", sum(|r| r.kinds[OpKind::FetchAdd as usize]), 1000),
         ("windows bound", sum(|r| r.kinds[OpKind::BindMw as usize]), 500),
         ("windows ended here", sum(|r| r.kinds[OpKind::LocalInv as usize]), 50),
+        ("messages of UC and UD", sum(|r| r.unreliable), 3000),
         ("frames lost", sum(|r| r.stats.links.lost), 1000),
         ("frames doubled", sum(|r| r.stats.links.doubled), 1000),
         ("frames late", sum(|r| r.stats.links.late), 1000),
@@ -107,7 +108,7 @@ fn planted_faults_are_found() {
     for seed in 1..=5 {
         let plan = clean(seed);
         for (planted, kinds) in [
-            (Planted::FlipPayload, &[BytesDiffer][..]),
+            (Planted::FlipPayload, &[BytesDiffer, NotWhole][..]),
             (Planted::LoseCompletion, &[OutOfOrder, NotOnce]),
             (Planted::DoubleCompletion, &[OutOfOrder, NotOnce]),
             (Planted::SwapCompletions, &[OutOfOrder, NotOnce, BytesDiffer, WrongCompletion]),
