@@ -9,7 +9,8 @@
 //! packets, `sequence` says which packet may follow which, `inbound` and `outbound` are SENDs and WRITEs packet by
 //! packet on any service, `local` is what does not travel, `rc` is the reliable connection (requester: `requester`
 //! sends, `ack` takes answers, `retry` goes back; responder: `responder` takes requests, `replay` remembers READs and
-//! atomics, `answer` sends what is owed), `unreliable` is UC and UD, `srq` is the shared receive queue.
+//! atomics, `answer` sends what is owed), `unreliable` is UC and UD, `srq` is the shared receive queue, `image` makes bytes of a
+//! queue pair and a queue pair of bytes.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -30,6 +31,7 @@ extern crate alloc;
 mod arrival;
 mod completion;
 pub mod counters;
+mod image;
 mod inbound;
 mod local;
 mod notice;
@@ -45,6 +47,7 @@ mod unreliable;
 mod wq;
 
 pub use counters::{QpCounter, QpCounters};
+pub use image::ImportError;
 pub use qp::state::{QP_TABLE, QpEvent};
 pub use qp::{Completion, DropReason, MAX_RD_ATOMIC, MAX_WR, ModifyError, Notice, Qp};
 pub use sink::{FrameSink, Transmit};

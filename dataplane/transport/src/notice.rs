@@ -8,10 +8,10 @@ use crate::qp::Notice;
 /// The notices of a queue pair. Invariant: each kind waits at most once; the first fatal cause wins.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Notices {
-    comm_est: bool,
-    drained: bool,
-    last_wqe: bool,
-    fatal: Option<(WcStatus, Psn, Option<NakCode>)>,
+    pub(crate) comm_est: bool,
+    pub(crate) drained: bool,
+    pub(crate) last_wqe: bool,
+    pub(crate) fatal: Option<(WcStatus, Psn, Option<NakCode>)>,
 }
 
 impl Notices {

@@ -71,6 +71,13 @@ impl<T: Copy + Default + Holds> Queue<T> {
         }
     }
 
+    /// Holds the keys of everything that is posted, as far as they can be: after an import.
+    pub(crate) fn hold_posted(&mut self, memory: &Memory) {
+        for back in 0..self.len() {
+            self.hold(self.reported.wrapping_add(back), memory);
+        }
+    }
+
     fn release_at(&mut self, index: u32, memory: &Memory) {
         let Some(slot) = self.slots.get_mut((index & self.mask) as usize) else { return };
         if core::mem::take(slot.held()) {
@@ -187,6 +194,14 @@ impl<T: Copy + Default> Queue<T> {
         self.done = self.done.wrapping_add(1);
         self.reported = self.done;
         self.released = self.done;
+    }
+
+    /// Stands empty at `index`.
+    pub(crate) fn start_at(&mut self, index: u32) {
+        self.released = index;
+        self.reported = index;
+        self.done = index;
+        self.tail = index;
     }
 
     /// What is not finished is finished with `fill`.

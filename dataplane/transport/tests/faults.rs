@@ -484,3 +484,25 @@ fn attributes_out_of_range_name_themselves() {
     }
     assert_eq!(host.qp.modify(now, &QpModify::ToSqd), Err(ModifyError::BadTransition { from: QpState::Rtr }));
 }
+
+#[test]
+fn moves_are_invisible() {
+    moving(|| {
+        any_single_loss_is_repaired();
+        any_burst_loss_is_repaired();
+        every_frame_twice_changes_nothing();
+        any_single_late_frame_is_repaired();
+        random_faults_are_repaired();
+        wire_1_read_repeated_inside_a_write();
+        wire_1_acks_of_duplicates_never_stand_for_read_data();
+        a_peer_that_dies();
+        a_local_key_fault();
+        refusals_are_told_on_both_sides();
+        a_lost_nak_ends_in_exhausted_retries();
+        receives_posted_late_cost_one_rnr_wait();
+        rnr_retries_run_out();
+        a_peer_with_another_path_mtu_is_refused();
+        foreign_partition_and_address_are_dropped();
+        attributes_out_of_range_name_themselves();
+    });
+}

@@ -6,7 +6,7 @@ mod support;
 use std::collections::HashMap;
 
 use ferroce_mem::{Access, PdId};
-use ferroce_transport::{Completion, Instant, Transmit};
+use ferroce_transport::{Completion, ImportError, Instant, Qp, Transmit};
 use ferroce_verbs::{QpChange, QpModify, QpState, QpType, SendFlags, SendOp, WcStatus};
 use ferroce_wire::icrc::check_frame;
 use ferroce_wire::{
@@ -45,6 +45,8 @@ enum Step {
     Deregister,
     /// A change of state or attributes, allowed or not.
     Modify(QpModify),
+    /// The queue pair moves.
+    Move,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +88,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Deregister),
         1 => Just(Step::Modify(QpModify::ToErr)),
         2 => modify().prop_map(Step::Modify),
+        4 => Just(Step::Move),
     ]
 }
 
@@ -225,6 +228,7 @@ impl Victim {
                 self.host.memory.revoke(self.granted.lkey).expect("known");
             }
             Step::Deregister => {}
+            Step::Move => self.host.relocate(),
             Step::Modify(modify) => {
                 let _ = self.host.qp.modify(self.now, modify);
             }
@@ -451,4 +455,162 @@ fn arbitrary_packets_reach_the_depths() {
         assert!(drops.get(&reason).is_some_and(|n| *n > 10), "{reason:?} is hardly reached: {drops:?}");
     }
     assert!(successes > 300 && receives > 300 && errors > 300, "{successes} {receives} {errors}");
+}
+
+/// How the bytes of an image are spoiled: (place, xor) and a length to cut or fill to.
+#[derive(Clone, Debug)]
+struct Spoil {
+    flips: Vec<(prop::sample::Index, u8)>,
+    /// Whole words become numbers at the edges of ranges.
+    words: Vec<(prop::sample::Index, u32)>,
+    len: Option<u16>,
+}
+
+fn spoil() -> impl Strategy<Value = Spoil> {
+    let edges = prop::sample::select(vec![
+        0,
+        1,
+        2,
+        7,
+        8,
+        63,
+        64,
+        65,
+        0x7f_ffff,
+        0xff_fffd,
+        0x100_0000,
+        1 << 31,
+        u32::MAX,
+    ]);
+    let flips = prop::collection::vec((any::<prop::sample::Index>(), 1u8..), 0..4);
+    let words = prop::collection::vec((any::<prop::sample::Index>(), edges), 0..3);
+    (flips, words, prop::option::weighted(0.1, any::<u16>())).prop_map(|(flips, words, len)| Spoil {
+        flips,
+        words,
+        len,
+    })
+}
+
+impl Spoil {
+    fn apply(&self, image: &mut Vec<u8>) {
+        for (at, by) in &self.flips {
+            let at = at.index(image.len());
+            image[at] ^= by;
+        }
+        for (at, word) in &self.words {
+            let at = at.index(image.len() - 3);
+            image[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        if let Some(len) = self.len {
+            image.resize(usize::from(len) % (2 * image.len()), 0x5a);
+        }
+    }
+}
+
+/// Lets an imported queue pair do what it will, bounded; nothing may panic, and memory that is not granted stays as it
+/// is. What it completes is its own matter.
+fn drive(victim: &mut Victim, steps: &[Step]) {
+    let Victim { host, now, .. } = victim;
+    host.qp.hold_posted(&host.memory);
+    // Times of the image may lie anywhere.
+    for _ in 0..20 {
+        let Some(at) = host.qp.poll_timeout() else { break };
+        *now = (*now).max(at);
+        host.qp.handle_timeout(*now);
+        for _ in 0..50 {
+            if host.transmit(*now).1.is_none() {
+                break;
+            }
+        }
+    }
+    for step in steps {
+        match step {
+            Step::Packet { .. } => victim.packet(step),
+            Step::Send { kind, len } => victim.send(*kind, *len),
+            Step::Modify(modify) => {
+                let _ = victim.host.qp.modify(victim.now, modify);
+            }
+            Step::Tick { us } => {
+                victim.now = victim.now.after(u64::from(*us) * 1000);
+                victim.host.qp.handle_timeout(victim.now);
+            }
+            Step::Move => victim.host.relocate(),
+            Step::Recv { .. } | Step::Room { .. } | Step::Deregister => {}
+        }
+        for _ in 0..200 {
+            let (answer, frame) = victim.host.transmit(victim.now);
+            if frame.is_none() || answer != Transmit::Sent {
+                break;
+            }
+        }
+        for _ in 0..200 {
+            if victim.host.qp.poll_completion().is_none() {
+                break;
+            }
+        }
+        while victim.host.qp.poll_notice().is_some() {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Images of queue pairs in the middle of their work, spoiled: refused, or a queue pair that does no harm.
+    #[test]
+    fn spoiled_images_do_no_harm(
+        kind in kind(),
+        before in prop::collection::vec(step(), 0..30),
+        spoil in spoil(),
+        after in prop::collection::vec(step(), 0..20),
+    ) {
+        let mut victim = Victim::new(kind, QpState::Rts);
+        for step in &before {
+            victim.step(step);
+        }
+        let mut image = Vec::new();
+        victim.host.qp.export(&mut image);
+        spoil.apply(&mut image);
+        if let Ok(qp) = Qp::import(&image) {
+            let mut again = Vec::new();
+            qp.export(&mut again);
+            prop_assert_eq!(&image, &again, "what is accepted is an image of itself");
+            victim.host.qp.release_all(&victim.host.memory);
+            victim.host.qp = qp;
+            victim.kind.qp_type = victim.host.qp.info().qp_type;
+            drive(&mut victim, &after);
+        }
+    }
+
+    /// Any bytes.
+    #[test]
+    fn arbitrary_bytes_are_no_image(mut bytes in prop::collection::vec(any::<u8>(), 0..600), honest in any::<bool>()) {
+        if honest {
+            bytes.splice(0..0, *b"fQP\x01");
+        }
+        prop_assert!(Qp::import(&bytes).is_err());
+    }
+}
+
+#[test]
+fn images_are_refused_by_name() {
+    let victim = Victim::new(RC, QpState::Rts);
+    let mut image = Vec::new();
+    victim.host.qp.export(&mut image);
+    assert!(Qp::import(&image).is_ok());
+    let with = |at: usize, byte: u8| {
+        let mut spoiled = image.clone();
+        spoiled[at] = byte;
+        Qp::import(&spoiled).err()
+    };
+    assert_eq!(with(0, 0), Some(ImportError::NoImage));
+    assert_eq!(with(3, 9), Some(ImportError::Version { found: 9, known: 1 }));
+    assert_eq!(Qp::import(&[image.as_slice(), &[0]].concat()).err(), Some(ImportError::Trailing));
+    for len in 0..image.len() {
+        let cut = Qp::import(&image[..len]).err();
+        assert!(matches!(cut, Some(ImportError::NoImage | ImportError::Truncated)), "{len}: {cut:?}");
+    }
+    // Behind magic, version and number: the type, then the protection domain and the completion queues, then the sizes.
+    assert_eq!(with(8, 1), Some(ImportError::Invalid("qp_type")));
+    assert_eq!(with(8 + 1 + 12 + 8 + 3, 0x7f), Some(ImportError::TooLarge("cap.max_sge")));
+    assert_eq!(with(8 + 1 + 12 + 16 + 3, 0x7f), Some(ImportError::TooLarge("cap.max_inline_data")));
 }

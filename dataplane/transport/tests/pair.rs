@@ -435,3 +435,30 @@ fn going_back_into_an_earlier_list() {
     assert_eq!(pair.a.done(), [(1, OK), (2, OK)]);
     assert!(pair.b.buf.read(1000, 600) == pattern(1, 600) && pair.b.buf.read(2000, 600) == pattern(1, 600));
 }
+
+#[test]
+fn moves_are_invisible() {
+    moving(|| {
+        every_operation_at_every_mtu_and_edge_length();
+        scatter_gather_of_odd_pieces();
+        psns_wrap();
+        long_messages_ask_for_acks_and_fill_the_window();
+        acks_coalesce();
+        unsignalled_sends_retire_and_free_their_slots();
+        sq_sig_all_signals_everything();
+        inline_data_is_copied_at_post();
+        solicited_only_where_asked_for_and_possible();
+        reads_stall_at_the_limit_and_writes_may_pass_them_but_complete_in_order();
+        fence_waits_for_reads();
+        a_long_read_by_the_peer_does_not_hold_up_requests();
+        response_psns_of_reads_do_not_fill_the_window_but_come_back_to_it();
+        requests_do_not_share_their_place_in_a_list();
+        states_and_posting();
+        to_err_flushes_in_order_and_later_posts_too();
+        sqd_finishes_what_was_started();
+        comm_est_once_in_rtr();
+        a_sink_without_room_changes_nothing();
+        completions_are_pulled_one_at_a_time();
+        going_back_into_an_earlier_list();
+    });
+}

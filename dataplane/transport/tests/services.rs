@@ -467,3 +467,18 @@ fn windows_belong_to_one_queue_pair() {
     assert_eq!(pair.a.done(), [(1, OK)]);
     assert_eq!(pair.b.buf.read(0, 8), [7; 8]);
 }
+
+#[test]
+fn moves_are_invisible() {
+    moving(|| {
+        uc_carries_sends_and_writes_at_every_mtu_and_edge_length();
+        uc_delivers_whole_messages_or_none();
+        ud_grh_area_is_the_header_that_was_on_the_wire();
+        ud_scatters_over_odd_pieces();
+        a_sink_without_addresses_fails_datagrams();
+        datagrams_go_each_their_own_way();
+        queue_key_of_the_queue_pair_itself_for_privileged_requests();
+        credits_hold_back_what_would_not_be_received();
+        windows_belong_to_one_queue_pair();
+    });
+}

@@ -1,35 +1,36 @@
 //! [`Qp`]: the queue pair that engine and simulator drive. Dispatches only.
 
-mod attr;
+pub(crate) mod attr;
+mod base;
 pub(crate) mod post;
 pub mod state;
 
+use alloc::vec::Vec;
+
 use ferroce_mem::{Memory, Payload};
 use ferroce_verbs::{
-    AddressVector, ClassId, InitAttrs, PathMtu, PostError, QpCap, QpChange, QpInfo, QpInitAttr, QpModify,
-    QpState, QpType, RecvWr, RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
+    AddressVector, ClassId, PathMtu, PostError, QpInfo, QpInitAttr, QpModify, QpState, QpType, RecvWr,
+    RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
 };
-use ferroce_wire::{Bth, NakCode, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Service};
+use ferroce_wire::{NakCode, Packet, Psn, Qpn, Service};
+
+pub(crate) use base::Base;
 
 use crate::arrival::Arrival;
 use crate::completion;
 use crate::counters::{QpCounter, QpCounters};
-use crate::notice::Notices;
+use crate::image::ImportError;
 use crate::rc::{Psns, Rc};
 use crate::sink::{FrameSink, Transmit};
 use crate::srq::Srq;
 use crate::time::Instant;
 use crate::unreliable::{Sender, Uc, UcReceiver, Ud, UdReceiver};
-use crate::wq::{RecvQueue, SendQueue};
 
 /// READs and atomics that one queue pair can have outstanding, or serve, at once.
 pub const MAX_RD_ATOMIC: u8 = 128;
 
 /// Work requests that one queue of a queue pair can hold.
 pub const MAX_WR: u32 = 1 << 15;
-
-/// Receives that a queue pair may have taken from a shared receive queue and not yet reported.
-const SRQ_TAKEN: u32 = 8;
 
 /// Why a packet that parsed was dropped by its queue pair. Each has a counter in the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -105,178 +106,9 @@ pub enum ModifyError {
     BadAttr(&'static str),
 }
 
-/// What every service needs: identity, attributes, state, queues, counters, notices.
-pub(crate) struct Base {
-    pub(crate) qpn: Qpn,
-    pub(crate) attr: QpInitAttr,
-    pub(crate) state: QpState,
-    pub(crate) init: Option<InitAttrs>,
-    pub(crate) rtr: Option<RtrAttrs>,
-    pub(crate) rts: Option<RtsAttrs>,
-    pub(crate) sq: SendQueue,
-    pub(crate) rq: RecvQueue,
-    pub(crate) counters: QpCounters,
-    pub(crate) notices: Notices,
-    /// COMM_EST was told.
-    pub(crate) comm_est: bool,
-}
-
-impl Base {
-    fn new(qpn: Qpn, attr: &QpInitAttr) -> Base {
-        let cap = QpCap {
-            max_send_wr: attr.cap.max_send_wr.min(MAX_WR),
-            max_recv_wr: attr.cap.max_recv_wr.min(MAX_WR),
-            ..attr.cap
-        };
-        Base {
-            qpn,
-            attr: QpInitAttr { cap, ..*attr },
-            state: QpState::Reset,
-            init: None,
-            rtr: None,
-            rts: None,
-            sq: SendQueue::new(
-                cap.max_send_wr,
-                cap.max_send_sge,
-                cap.max_inline_data,
-                attr.qp_type == QpType::Ud,
-            ),
-            rq: RecvQueue::new(
-                if attr.srq.is_some() { SRQ_TAKEN } else { cap.max_recv_wr },
-                cap.max_recv_sge,
-            ),
-            counters: QpCounters::default(),
-            notices: Notices::default(),
-            comm_est: false,
-        }
-    }
-
-    fn reset(&mut self) {
-        self.init = None;
-        self.rtr = None;
-        self.rts = None;
-        self.sq.queue.clear();
-        self.rq.queue.clear();
-        self.notices = Notices::default();
-        self.comm_est = false;
-    }
-
-    /// A packet of the peer's is here: tells of the first in RTR.
-    #[inline]
-    pub(crate) fn established(&mut self) {
-        if self.state == QpState::Rtr && !self.comm_est {
-            self.comm_est = true;
-            self.notices.comm_est();
-        }
-    }
-
-    /// Room of the receive that the next message would get; `None` if there is none.
-    #[inline]
-    pub(crate) fn room_of_next(&self, srq: Option<&Srq>) -> Option<u32> {
-        match (self.rq.current(), srq) {
-            (Some(entry), _) => Some(entry.room),
-            (None, Some(srq)) if self.attr.srq.is_some() => srq.oldest().map(|(entry, _)| entry.room),
-            (None, _) => None,
-        }
-    }
-
-    /// Makes sure that there is a current receive, if need be one of the shared queue. False if there is none.
-    #[inline]
-    pub(crate) fn take_receive(&mut self, srq: Option<&mut Srq>, memory: &Memory) -> bool {
-        if self.rq.current().is_some() {
-            return true;
-        }
-        match srq {
-            Some(srq) if self.attr.srq.is_some() => self.rq.take_from(srq, memory),
-            Some(_) | None => false,
-        }
-    }
-
-    /// Nothing is executed any more.
-    fn enter_error(&mut self) {
-        if self.state != QpState::Err && self.attr.srq.is_some() {
-            self.notices.last_wqe();
-        }
-        self.state = QpState::Err;
-    }
-
-    /// The request being sent fails with `status` on a service without answers: the send queue stops.
-    pub(crate) fn stop_sending(&mut self, status: WcStatus) {
-        let index = self.sq.queue.done;
-        if let Some(entry) = self.sq.queue.get_mut(index) {
-            entry.outcome = Some(status);
-            self.sq.queue.done = index.wrapping_add(1);
-        }
-        self.state = QpState::Sqe;
-    }
-
-    /// Takes over attributes that `attr::check` allowed.
-    fn change(&mut self, change: &QpChange) {
-        fn set<T: Copy>(place: Option<&mut T>, value: Option<T>) {
-            if let (Some(place), Some(value)) = (place, value) {
-                *place = value;
-            }
-        }
-        set(self.init.as_mut().map(|init| &mut init.pkey), change.pkey);
-        set(self.init.as_mut().map(|init| &mut init.access), change.access);
-        set(self.init.as_mut().map(|init| &mut init.qkey), change.qkey);
-        set(self.rtr.as_mut().map(|rtr| &mut rtr.av), change.av);
-        set(self.rtr.as_mut().map(|rtr| &mut rtr.max_dest_rd_atomic), change.max_dest_rd_atomic);
-        set(self.rtr.as_mut().map(|rtr| &mut rtr.min_rnr_timer), change.min_rnr_timer);
-        set(self.rts.as_mut().map(|rts| &mut rts.timeout), change.timeout);
-        set(self.rts.as_mut().map(|rts| &mut rts.retry_cnt), change.retry_cnt);
-        set(self.rts.as_mut().map(|rts| &mut rts.rnr_retry), change.rnr_retry);
-        set(self.rts.as_mut().map(|rts| &mut rts.max_rd_atomic), change.max_rd_atomic);
-    }
-
-    /// Base header of a packet to the peer.
-    #[inline]
-    pub(crate) fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {
-        let dest = self.rtr.as_ref().map_or(Qpn::default(), |rtr| rtr.dest_qpn);
-        let pkey = self.init.as_ref().map_or(Pkey::DEFAULT, |init| init.pkey);
-        Bth { pkey, ..Bth::new(opcode, dest, psn) }
-    }
-
-    /// The queue key that a datagram carries: with bit 31 set in what was posted, our own.
-    #[inline]
-    pub(crate) fn qkey_for(&self, posted: Qkey) -> Qkey {
-        match &self.init {
-            Some(init) if posted.0 >> 31 == 1 => init.qkey,
-            Some(_) | None => posted,
-        }
-    }
-
-    /// The oldest unfinished send fails with `status`, and with it the queue pair.
-    pub(crate) fn fail_send(&mut self, status: WcStatus, psn: Psn) {
-        let index = self.sq.queue.done;
-        if let Some(entry) = self.sq.queue.get_mut(index) {
-            entry.outcome = Some(status);
-            self.sq.queue.done = index.wrapping_add(1);
-        }
-        self.enter_error();
-        self.notices.fatal(status, psn, None);
-    }
-
-    /// A request of the peer was refused for good; `recv` is the status of the receive it used, if that failed.
-    pub(crate) fn fail_request(&mut self, psn: Psn, nak: Option<NakCode>, recv: Option<WcStatus>) {
-        if let Some(status) = recv {
-            self.rq.finish(|entry| entry.status = status);
-        }
-        self.enter_error();
-        self.notices.fatal(recv.unwrap_or(WcStatus::FatalErr), psn, nak);
-    }
-
-    /// Counts a packet that went to the sink.
-    #[inline]
-    pub(crate) fn count_sent(&mut self, payload_bytes: u32) {
-        self.counters.add(QpCounter::SentPkts, 1);
-        self.counters.add(QpCounter::SentBytes, u64::from(payload_bytes));
-    }
-}
-
 /// Per service state.
 #[expect(clippy::large_enum_variant, reason = "read for every packet: no indirection")]
-enum Machine {
+pub(crate) enum Machine {
     Rc(Rc),
     Uc(Uc),
     Ud(Ud),
@@ -284,8 +116,8 @@ enum Machine {
 
 /// A queue pair.
 pub struct Qp {
-    base: Base,
-    machine: Machine,
+    pub(crate) base: Base,
+    pub(crate) machine: Machine,
 }
 
 impl Qp {
@@ -302,6 +134,25 @@ impl Qp {
             }
         };
         Qp { base: Base::new(qpn, attr), machine }
+    }
+
+    /// Appends the image of the queue pair: all that it is. Whoever moves it exports it, gives the bytes to
+    /// [`Qp::import`] elsewhere, and ends this one by [`Qp::release_all`]; what happens to it in between is lost. A shared
+    /// receive queue is not part of it, windows are not either: they live in [`Memory`].
+    pub fn export(&self, image: &mut Vec<u8>) {
+        crate::image::export(self, image);
+    }
+
+    /// The queue pair of an image, at the same point: the peer can't tell, nor can the application. It holds no keys yet
+    /// ([`Qp::hold_posted`]). Never panics, whatever the bytes are; keys are checked when they are used.
+    pub fn import(image: &[u8]) -> Result<Qp, ImportError> {
+        crate::image::import(image)
+    }
+
+    /// Holds the keys of posted work ([`Memory::hold`]) after an import, as far as they are known here.
+    pub fn hold_posted(&mut self, memory: &Memory) {
+        self.base.sq.queue.hold_posted(memory);
+        self.base.rq.queue.hold_posted(memory);
     }
 
     /// Its number.

@@ -94,18 +94,28 @@ pub(crate) fn recv(base: &mut Base, wr: &RecvWr<'_>, memory: &Memory) -> Result<
 /// start.
 fn check_op(base: &Base, wr: &SendWr<'_>) -> Result<(), PostError> {
     let inline = wr.flags.contains(SendFlags::INLINE);
-    let rc = base.attr.qp_type == QpType::Rc;
-    let (exists, ready) = match wr.op {
-        SendOp::Send | SendOp::SendImm(_) => (true, true),
-        SendOp::Write { .. } | SendOp::WriteImm { .. } => (base.attr.qp_type != QpType::Ud, true),
-        SendOp::SendInv { .. } => (rc, true),
-        SendOp::Read { .. } | SendOp::CmpSwap { .. } | SendOp::FetchAdd { .. } => {
+    let ready = match kind_of(&wr.op) {
+        Kind::Data => true,
+        Kind::Read | Kind::Atomic => {
             let never = base.state != QpState::Err && base.rts.is_some_and(|rts| rts.max_rd_atomic == 0);
-            (rc, !never && !inline)
+            !never && !inline
         }
-        SendOp::BindMw { .. } | SendOp::LocalInv { .. } => (base.attr.qp_type != QpType::Ud, !inline),
+        Kind::Local => !inline,
     };
-    if exists && ready { Ok(()) } else { Err(PostError::BadOp) }
+    if has_op(base.attr.qp_type, &wr.op) && ready { Ok(()) } else { Err(PostError::BadOp) }
+}
+
+/// Whether a service has an operation.
+pub(crate) const fn has_op(qp_type: QpType, op: &SendOp) -> bool {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) => true,
+        SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::BindMw { .. } | SendOp::LocalInv { .. } => {
+            matches!(qp_type, QpType::Rc | QpType::Uc)
+        }
+        SendOp::SendInv { .. } | SendOp::Read { .. } | SendOp::CmpSwap { .. } | SendOp::FetchAdd { .. } => {
+            matches!(qp_type, QpType::Rc)
+        }
+    }
 }
 
 /// Where a datagram goes: nowhere without an address handle of this protection domain.

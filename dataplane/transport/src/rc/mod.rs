@@ -5,6 +5,7 @@
 
 mod ack;
 mod answer;
+mod image;
 mod replay;
 mod requester;
 mod responder;

@@ -46,17 +46,17 @@ pub(super) enum Replay {
 
 /// A READ or atomic that was accepted.
 #[derive(Clone, Copy)]
-struct Slot {
-    first: Psn,
+pub(super) struct Slot {
+    pub(super) first: Psn,
     /// PSNs of its responses.
-    packets: u32,
-    work: Work,
+    pub(super) packets: u32,
+    pub(super) work: Work,
     /// The response in progress: its first packet, the next to send, and the end.
-    start: u32,
-    next: u32,
-    end: u32,
+    pub(super) start: u32,
+    pub(super) next: u32,
+    pub(super) end: u32,
     /// Waits in the ring of repeats.
-    queued: bool,
+    pub(super) queued: bool,
 }
 
 impl Slot {
@@ -109,18 +109,18 @@ pub(super) enum Repeat {
 #[derive(Default)]
 pub(super) struct Resources {
     /// As many as `limit`, rounded up to a power of two: indices run free and are masked.
-    slots: Box<[Slot]>,
+    pub(super) slots: Box<[Slot]>,
     /// Free-running indices of what is to be answered again, first asked first. As many places as slots.
-    repeats: Box<[u32]>,
-    repeat_head: u32,
-    repeat_tail: u32,
+    pub(super) repeats: Box<[u32]>,
+    pub(super) repeat_head: u32,
+    pub(super) repeat_tail: u32,
     /// `max_dest_rd_atomic`.
-    limit: u32,
+    pub(super) limit: u32,
     /// Accepted since reset, up to `limit`.
-    held: u32,
+    pub(super) held: u32,
     /// Free-running: the oldest whose response is not complete, and the next to be accepted.
-    emit: u32,
-    tail: u32,
+    pub(super) emit: u32,
+    pub(super) tail: u32,
 }
 
 impl Resources {
@@ -168,13 +168,11 @@ impl Resources {
         self.repeats = repeats;
     }
 
-    /// Forgets what is to be sent; what is remembered stays.
+    /// Forgets everything: the queue pair is in error, and no duplicate will be looked at.
     pub(super) fn abandon(&mut self) {
         self.emit = self.tail;
+        self.held = 0;
         self.repeat_head = self.repeat_tail;
-        for slot in &mut self.slots {
-            slot.queued = false;
-        }
     }
 
     /// READs and atomics whose response is not complete.
@@ -304,8 +302,50 @@ impl Resources {
         u32::try_from(self.slots.len()).unwrap_or(0)
     }
 
+    /// Room for `held` of another place, whose slots are still to be [`Resources::put`].
+    pub(super) fn moved(limit: u8, held: u32, emit: u32, tail: u32) -> Resources {
+        let limit = u32::from(limit.min(MAX_RD_ATOMIC));
+        let places = match limit.max(held) {
+            0 => 0,
+            n => n.next_power_of_two(),
+        };
+        Resources {
+            slots: vec![Slot::EMPTY; places as usize].into_boxed_slice(),
+            repeats: vec![0; places as usize].into_boxed_slice(),
+            repeat_head: 0,
+            repeat_tail: 0,
+            limit,
+            held,
+            emit,
+            tail,
+        }
+    }
+
+    /// Puts one that is held in its place.
+    pub(super) fn put(&mut self, index: u32, slot: Slot) {
+        if let Some(place) = self.slot_mut(index) {
+            *place = slot;
+        }
+    }
+
+    /// One that is held is to be answered again, after those that already are. False if it does not say so itself, or
+    /// was asked for already.
+    pub(super) fn ask_again(&mut self, index: u32) -> bool {
+        let twice = (self.repeat_head..self.repeat_tail).any(|at| self.repeat_at(at) == Some(index));
+        let at = place(self.repeat_tail, self.places());
+        let Some(place) = self.repeats.get_mut(at) else { return false };
+        *place = index;
+        self.repeat_tail = self.repeat_tail.wrapping_add(1);
+        !twice && self.slot(index).is_some_and(|slot| slot.queued)
+    }
+
+    /// What stands in the ring of repeats.
+    pub(super) fn repeat_at(&self, at: u32) -> Option<u32> {
+        self.repeats.get(place(at, self.places())).copied()
+    }
+
     #[inline]
-    fn slot(&self, index: u32) -> Option<&Slot> {
+    pub(super) fn slot(&self, index: u32) -> Option<&Slot> {
         self.slots.get(place(index, self.places()))
     }
 

@@ -26,7 +26,7 @@ pub(super) struct Nak {
 
 /// Receive side of a reliable connection.
 pub(crate) struct Responder {
-    min_rnr_timer: u8,
+    pub(super) min_rnr_timer: u8,
     /// Next PSN expected.
     pub(crate) expected: Psn,
     /// Messages completed.
@@ -34,10 +34,10 @@ pub(crate) struct Responder {
     pub(super) inbound: Inbound,
     /// A NAK for `expected` went out or is owed: the gap gets no other until `expected` arrives. (Not a state of its
     /// own: it holds in any state of `inbound`.)
-    nak_given: bool,
+    pub(super) nak_given: bool,
     /// PSN after the last READ or atomic. Duplicates from here on may be acknowledged with the newest PSN; an older one only
     /// with its own, since a later PSN would stand for READ data (WIRE-1).
-    after_read: Psn,
+    pub(super) after_read: Psn,
     /// An ACK of everything before `expected` is owed.
     pub(super) ack_due: bool,
     /// An ACK of a duplicate is owed, with this PSN.
@@ -45,7 +45,7 @@ pub(crate) struct Responder {
     pub(super) nak: Option<Nak>,
     pub(super) resources: Resources,
     /// The queue pair is in error by a request that gets no NAK: what is owed for those before it still leaves.
-    closing: bool,
+    pub(super) closing: bool,
 }
 
 impl Responder {

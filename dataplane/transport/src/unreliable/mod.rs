@@ -5,6 +5,7 @@
 //! packets, `grh` is the area before a datagram.
 
 mod grh;
+mod image;
 mod sender;
 mod uc;
 mod ud;

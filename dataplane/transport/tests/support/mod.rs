@@ -206,6 +206,17 @@ pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(31) ^ (i >> 8).wrapping_mul(7) ^ seed.wrapping_mul(101)) as u8).collect()
 }
 
+thread_local! {
+    static MOVING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs scenarios with queue pairs that move, by export and import, after everything that they do.
+pub fn moving(scenarios: impl FnOnce()) {
+    MOVING.set(true);
+    scenarios();
+    MOVING.set(false);
+}
+
 /// One side.
 pub struct Host {
     pub qp: Qp,
@@ -222,6 +233,8 @@ pub struct Host {
     /// Frames that the sink still takes; endless unless set.
     pub room: usize,
     next_id: u64,
+    /// Moves after everything that it does.
+    pub moving: bool,
     /// Where datagrams go.
     pub dest: Option<UdDest>,
 }
@@ -256,6 +269,7 @@ impl Host {
             drops: Vec::new(),
             room: usize::MAX,
             next_id: 1,
+            moving: MOVING.get(),
             dest: None,
         }
     }
@@ -277,12 +291,14 @@ impl Host {
         let ud = self.dest.filter(|_| self.qp.service() == Service::Ud);
         let wr = SendWr { wr_id: self.next_id, op, sg_list: sges, inline: &[], flags, ud: ud.as_ref() };
         self.qp.post_send(&wr, &self.memory)?;
+        self.settle();
         Ok(self.id())
     }
     pub fn post_inline(&mut self, op: SendOp, bytes: &[u8]) -> Result<u64, PostError> {
         let flags = SendFlags::SIGNALED | SendFlags::INLINE;
         let wr = SendWr { wr_id: self.next_id, op, sg_list: &[], inline: bytes, flags, ud: None };
         self.qp.post_send(&wr, &self.memory)?;
+        self.settle();
         Ok(self.id())
     }
     /// Signalled, from `offset` of the buffer.
@@ -300,6 +316,7 @@ impl Host {
             Some(srq) => srq.post_recv(&wr, &self.memory)?,
             None => self.qp.post_recv(&wr, &self.memory)?,
         }
+        self.settle();
         Ok(self.id())
     }
     /// Completions since the last call, as (wr_id, status).
@@ -320,9 +337,36 @@ impl Host {
         while let Some(notice) = self.qp.poll_notice() {
             self.notices.push(notice);
         }
+        self.settle();
+    }
+    /// The queue pair is exported, imported and exported again; its successor takes over.
+    pub fn relocate(&mut self) {
+        let mut image = Vec::new();
+        self.qp.export(&mut image);
+        let mut moved = Qp::import(&image).unwrap_or_else(|why| panic!("{why}\n{:?}", self.qp.info()));
+        let mut again = Vec::new();
+        moved.export(&mut again);
+        assert!(image == again, "an image of an image is the image");
+        self.qp.release_all(&self.memory);
+        moved.hold_posted(&self.memory);
+        self.qp = moved;
+    }
+    pub fn settle(&mut self) {
+        if self.moving {
+            self.relocate();
+        }
+    }
+    pub fn timeout(&mut self, now: Instant) {
+        self.qp.handle_timeout(now);
+        self.settle();
     }
     /// One frame, if the queue pair has one.
     pub fn transmit(&mut self, now: Instant) -> (Transmit, Option<Vec<u8>>) {
+        let sent = self.transmit_here(now);
+        self.settle();
+        sent
+    }
+    fn transmit_here(&mut self, now: Instant) -> (Transmit, Option<Vec<u8>>) {
         let Some(av) = self.qp.av().copied() else {
             let mut sink = Frame::new(av(0, 0), 0);
             return (self.qp.poll_transmit(now, &self.memory, &mut sink), None);
@@ -353,6 +397,7 @@ impl Host {
         if let Err(reason) = taken {
             self.drops.push(reason);
         }
+        self.settle();
         self.limits += self.srq.as_mut().map_or(0, |srq| usize::from(srq.poll_limit()));
     }
 }
@@ -600,7 +645,7 @@ impl Pair {
             }
             let now = self.now;
             for side in [Side::A, Side::B] {
-                self.host(side).qp.handle_timeout(now);
+                self.host(side).timeout(now);
             }
         }
     }

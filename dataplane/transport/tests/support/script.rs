@@ -178,6 +178,7 @@ impl World {
     }
 
     fn command(&mut self, words: &Words<'_>) {
+        self.host.settle();
         match words.verb() {
             "post" => self.post(words),
             "rx" => self.rx(words),
@@ -384,7 +385,7 @@ impl World {
                 Some(at) if at <= end => {
                     self.now = self.now.max(at);
                     self.out.push(format!("timer at {}", millis(self.now.since(self.start))));
-                    self.host.qp.handle_timeout(self.now);
+                    self.host.timeout(self.now);
                     self.drain();
                 }
                 Some(_) | None => {
@@ -443,6 +444,7 @@ impl World {
     }
 
     fn reports(&mut self) {
+        self.host.settle();
         for _ in 0..std::mem::take(&mut self.host.limits) {
             self.out.push("srq_limit".into());
         }
