@@ -83,7 +83,9 @@ impl Requester {
         self.rnr_left = self.rts.rnr_retry;
         self.went_back_at = None;
         self.rnr_until = None;
-        if distance(self.cursor_psn, before) < moved {
+        // A local operation at the cursor has no PSN and is retired with what is before it.
+        let retired = (1..=u32::MAX / 2).contains(&base.sq.queue.done.wrapping_sub(self.cursor));
+        if retired || distance(self.cursor_psn, before) < moved {
             self.cursor_to_una(base);
         }
         if distance(self.asked, before) < moved {
