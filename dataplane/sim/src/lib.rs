@@ -10,6 +10,7 @@ pub mod checker;
 pub mod clock;
 pub mod link;
 pub mod plan;
+pub mod plants;
 pub mod rng;
 pub mod run;
 mod sink;
@@ -19,5 +20,5 @@ pub mod world;
 
 pub use checker::{Violation, ViolationKind};
 pub use plan::{Plan, Scenario};
+pub use plants::Planted;
 pub use run::{Failure, Report, run, run_plan};
-pub use world::Planted;

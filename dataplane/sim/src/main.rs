@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use ferroce_sim::{Plan, Report, run_plan};
+use ferroce_sim::{Plan, Planted, Report, run_plan};
 
 /// Runs the real transport on a virtual clock under seeded faults and checks every promise it makes.
 ///
@@ -27,6 +27,12 @@ struct Args {
     /// Print the plan and every packet to stderr.
     #[arg(long, short)]
     verbose: bool,
+    /// Plant each known fault and say which seed finds it first; exit status 1 if one is not found within `--seeds`.
+    #[arg(long, conflicts_with = "seed")]
+    plants: bool,
+    /// Plant this fault, by the name that `--plants` prints.
+    #[arg(long, value_name = "NAME", value_parser = plant_of, conflicts_with = "plants")]
+    plant: Option<Planted>,
     /// Go on after a run that failed.
     #[arg(long)]
     keep_going: bool,
@@ -38,13 +44,16 @@ fn main() -> ExitCode {
         Some(seed) => seed..seed.saturating_add(1),
         None => args.start..args.start.saturating_add(args.seeds),
     };
+    if args.plants {
+        return plants(&seeds);
+    }
     let mut total = Total::default();
     for seed in seeds {
         let plan = Plan::from_seed(seed).with_messages(args.messages);
         if args.verbose {
             eprintln!("{plan:#?}");
         }
-        match run_plan(&plan, None, args.verbose) {
+        match run_plan(&plan, args.plant, args.verbose) {
             Ok(report) => total.add(&report),
             Err(failure) => {
                 eprintln!("{failure}");
@@ -57,6 +66,36 @@ fn main() -> ExitCode {
     }
     println!("{total}");
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn plant_of(name: &str) -> Result<Planted, String> {
+    let names = || Planted::ALL.map(|planted| format!("{planted:?}")).join(", ");
+    Planted::ALL
+        .into_iter()
+        .find(|planted| format!("{planted:?}") == name)
+        .ok_or_else(|| format!("not one of {}", names()))
+}
+
+/// Finds each planted fault.
+fn plants(seeds: &std::ops::Range<u64>) -> ExitCode {
+    let mut missed = 0;
+    for planted in Planted::ALL {
+        let name = format!("{planted:?}");
+        let first = seeds.clone().find_map(|seed| {
+            run_plan(&Plan::from_seed(seed), Some(planted), false).err().map(|failure| (seed, failure))
+        });
+        match first {
+            Some((seed, failure)) => {
+                println!("{name:<20} seed {seed:<4} {:?}", failure.violation.kind);
+            }
+            None => {
+                println!("{name:<20} not found in {} seeds", seeds.end - seeds.start);
+                missed += 1;
+            }
+        }
+    }
+    println!("{} of {} planted faults found", Planted::ALL.len() - missed, Planted::ALL.len());
+    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 #[derive(Default)]

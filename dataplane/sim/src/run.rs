@@ -12,9 +12,10 @@ use ferroce_verbs::{
 
 use crate::checker::{Bytes, Checker, Mode, Violation, ViolationKind};
 use crate::plan::{Connection, Plan, Scenario};
+use crate::plants::Planted;
 use crate::rng::Rng;
 use crate::workload::{QKEY, Workload, endpoint_init};
-use crate::world::{Happening, Planted, QpRef, World, WorldStats};
+use crate::world::{Happening, QpRef, World, WorldStats};
 
 /// Virtual time that everything may take once the faults stopped.
 const PATIENCE_NS: u64 = 20_000_000_000;
@@ -60,6 +61,8 @@ pub struct Report {
 pub struct Failure {
     /// Its plan.
     pub plan: Plan,
+    /// What was planted.
+    pub planted: Option<Planted>,
     /// What was broken.
     pub violation: Violation,
     /// When, ns after the start.
@@ -75,6 +78,9 @@ impl fmt::Display for Failure {
         write!(f, "last packets:\n{}{}{:#?}\n", self.trace, self.qps, self.plan)?;
         writeln!(f, "seed {} at {} ns: {}", self.plan.seed, self.at_ns, self.violation)?;
         write!(f, "repeat with: ferroce-sim --seed {} --verbose", self.plan.seed)?;
+        if let Some(planted) = self.planted {
+            write!(f, " --plant {planted:?}")?;
+        }
         match self.plan.messages {
             0 => writeln!(f),
             messages => writeln!(f, " --messages {messages}"),
@@ -108,7 +114,7 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
             let violation =
                 Violation { kind: ViolationKind::Stuck, what: format!("the world can't be made: {error:#}") };
             let (trace, qps) = (String::new(), String::new());
-            return Err(Box::new(Failure { plan: plan.clone(), violation, at_ns: 0, trace, qps }));
+            return Err(Box::new(Failure { plan: plan.clone(), planted, violation, at_ns: 0, trace, qps }));
         }
     };
     match run.whole() {
@@ -125,6 +131,7 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
         }),
         Err(violation) => Err(Box::new(Failure {
             plan: plan.clone(),
+            planted,
             violation,
             at_ns: run.world.now().since(run.start),
             trace: run.world.trace().to_string(),

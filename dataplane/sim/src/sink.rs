@@ -1,5 +1,6 @@
 //! Builds the frame of a packet, as the engine does: headers by `wire`, payload out of registered memory.
 
+use crate::plants::{self, Memo, Planted};
 use ferroce_mem::MrSlice;
 use ferroce_transport::FrameSink;
 use ferroce_verbs::AddressVector;
@@ -16,6 +17,10 @@ pub(crate) struct Sink {
     pub(crate) frame: Vec<u8>,
     /// Headers and payload length, once a packet was begun and could be emitted.
     pub(crate) headers: Option<(Headers, usize)>,
+    /// A planted fault, the path MTU, and what it remembers of the queue pair.
+    pub(crate) twist: Option<(Planted, u32, Memo)>,
+    /// The packet must not leave.
+    pub(crate) silent: bool,
     /// Payload bytes given.
     pub(crate) filled: usize,
 }
@@ -27,7 +32,12 @@ impl FrameSink for Sink {
     }
     fn begin(&mut self, bth: &Bth, ext: &Ext, payload_len: usize) -> bool {
         let (Some(av), false) = (self.av, self.refuse) else { return false };
-        let headers = headers_of(&av, bth, ext);
+        let (mut bth, mut ext) = (*bth, *ext);
+        if let Some((planted, mtu, memo)) = &mut self.twist {
+            self.silent = plants::silences(*planted, memo, &bth);
+            plants::outgoing(*planted, memo, *mtu, &mut bth, &mut ext);
+        }
+        let headers = headers_of(&av, &bth, &ext);
         let offset = emit::header_bytes(&headers);
         // Pad bytes stay zero; payload is written over the 0xa5.
         self.frame = vec![0xa5; offset + payload_len];

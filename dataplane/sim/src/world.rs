@@ -10,13 +10,17 @@ use std::collections::BTreeMap;
 use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy, Regions};
 use ferroce_mem::{Access, Lkey, MrInfo, MwInfo, Payload, PdId};
 use ferroce_transport::time::RNR_TIMER_NS;
-use ferroce_transport::{Completion, DropReason, Instant, Notice, Qp, QpCounter, Transmit};
+use ferroce_transport::{Completion, DropReason, FrameSink, Instant, Notice, Qp, QpCounter, Transmit};
 use ferroce_verbs::{AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendWr};
-use ferroce_wire::{Bth, Gid, Icrc, Packet, ParseError, Psn, Qpn, Syndrome, check_frame, emit, packet};
+use ferroce_wire::{
+    Aeth, Bth, Ext, Gid, Headers, Icrc, Msn, Opcode, Packet, ParseError, Psn, Qpn, Service, Syndrome,
+    check_frame, emit, packet,
+};
 
 use crate::checker::{Violation, ViolationKind};
 use crate::clock::Clock;
 use crate::link::{Cable, Fate, Faults, Frame, Link, LinkStats};
+use crate::plants::{self, Memo, Planted};
 use crate::rng::Rng;
 use crate::sink::Sink;
 use crate::trace::{Line, Trace, What};
@@ -41,25 +45,6 @@ pub enum Happening {
     Wake(u64),
 }
 
-/// A fault planted on purpose, to show that the checkers find it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Planted {
-    /// Frames are taken without a look at their ICRC.
-    SkipIcrc,
-    /// A byte of every 40th received payload changes after the ICRC check.
-    FlipPayload,
-    /// Every 20th completion vanishes.
-    LoseCompletion,
-    /// Every 20th completion comes twice.
-    DoubleCompletion,
-    /// Of two completions polled together the second comes first.
-    SwapCompletions,
-    /// A byte of registered memory outside all targets changes.
-    StrayWrite,
-    /// Timers never fire.
-    LoseTimers,
-}
-
 enum Event {
     Arrive(usize, Frame),
     Timer(QpRef),
@@ -75,6 +60,8 @@ struct QpSlot {
     last_sent: Option<Psn>,
     /// The peer asked by an RNR NAK for patience until then, as long as this PSN stays the oldest unacknowledged one.
     quiet: Option<(Instant, Psn)>,
+    /// For planted faults.
+    memo: Memo,
 }
 
 /// An endpoint: addresses, memory, queue pairs.
@@ -217,7 +204,13 @@ impl World {
     pub fn add_qp(&mut self, endpoint: usize, qpn: Qpn, attr: &QpInitAttr) -> QpRef {
         let owner = &mut self.endpoints[endpoint];
         owner.by_qpn.insert(qpn.get(), owner.qps.len());
-        owner.qps.push(QpSlot { qp: Qp::new(qpn, attr), armed: None, last_sent: None, quiet: None });
+        owner.qps.push(QpSlot {
+            qp: Qp::new(qpn, attr),
+            armed: None,
+            last_sent: None,
+            quiet: None,
+            memo: Memo::default(),
+        });
         QpRef { endpoint, index: owner.qps.len() - 1 }
     }
 
@@ -352,7 +345,7 @@ impl World {
         } else {
             check_frame(&frame.bytes)
         };
-        let packet = match parsed {
+        let mut packet = match parsed {
             Ok(packet) => packet,
             Err(error) => {
                 self.refused[error.index()] += 1;
@@ -382,7 +375,15 @@ impl World {
             bytes[0] ^= 1;
         }
         let payload = self.in_pieces(&bytes);
+        if self.planted == Some(Planted::DuplicateExecuted) {
+            self.execute_again(to, index, &packet);
+        }
         let owner = &mut self.endpoints[to];
+        if let Some(planted) = self.planted
+            && !plants::incoming(planted, &owner.qps[index].qp, &mut packet)
+        {
+            return;
+        }
         let taken = owner.qps[index].qp.handle_packet(now, &packet, &payload, owner.regions.memory());
         match taken {
             Ok(()) => {
@@ -401,6 +402,47 @@ impl World {
             }
         }
         self.poll_soon(to, now);
+    }
+
+    /// The plant of a responder that takes a duplicate fetch and add for a new one.
+    fn execute_again(&mut self, to: usize, index: usize, packet: &Packet) {
+        let owner = &self.endpoints[to];
+        let (bth, expected) = (&packet.headers.bth, owner.qps[index].qp.info().rq_psn);
+        let Some(atomic) = packet.headers.ext.atomic else { return };
+        if bth.opcode != Opcode::RcFetchAdd || bth.psn.offset_from(expected) >= 0 {
+            return;
+        }
+        let offset = atomic.addr.0.wrapping_sub(owner.mr.iova) as usize;
+        let mut cell = [0; 8];
+        owner.block().read(offset, &mut cell);
+        let sum = u64::from_ne_bytes(cell).wrapping_add(atomic.swap_or_add);
+        owner.block().write(offset, &sum.to_ne_bytes());
+    }
+
+    /// The plant of a responder that acknowledges too early: the answer is there before the request is.
+    fn acknowledge_early(&mut self, at: QpRef, headers: &Headers) {
+        let slot = &self.endpoints[at.endpoint].qps[at.index];
+        let bth = &headers.bth;
+        let owed = bth.opcode.service() == Service::Rc && !bth.opcode.is_response() && bth.ack_req;
+        let data = headers.ext.atomic.is_none() && bth.opcode != Opcode::RcReadRequest;
+        let Some(av) = slot.qp.av().copied().filter(|_| owed && data) else { return };
+        if !self.planted(Planted::EarlyAck, 20) {
+            return;
+        }
+        let back = AddressVector { sgid: av.dgid, dgid: av.sgid, smac: av.dmac, dmac: av.smac, ..av };
+        let answer = Bth::new(Opcode::RcAck, self.endpoints[at.endpoint].qps[at.index].qp.qpn(), bth.psn);
+        let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: Msn::default() };
+        let mut sink = Sink { av: Some(back), ..Sink::default() };
+        if sink.begin(&answer, &Ext { aeth: Some(aeth), ..Ext::NONE }, 0)
+            && let Some((headers, _)) = sink.headers
+        {
+            let offset = emit::header_bytes(&headers);
+            let (head, body) = sink.frame.split_at(offset);
+            let icrc = Icrc::over_headers(head, emit::ip_offset(&headers)).update(body).to_wire();
+            sink.frame.extend(icrc);
+            let frame = Frame { bytes: sink.frame, original: None };
+            self.clock.at(self.now(), Event::Arrive(at.endpoint, frame));
+        }
     }
 
     /// The payload in up to three pieces, as head and segments of a port have it.
@@ -427,6 +469,12 @@ impl World {
         if self.planted != Some(Planted::LoseTimers) {
             slot.qp.handle_timeout(now);
         }
+        if self.planted == Some(Planted::RetriesNotReloaded)
+            && slot.qp.counters().get(QpCounter::LocalAckTimeoutErr) > 7
+        {
+            // Refused if it is in error already, which is as good.
+            let _ = slot.qp.modify(now, &QpModify::ToErr);
+        }
         self.poll_soon(at.endpoint, now);
     }
 
@@ -447,8 +495,11 @@ impl World {
 
     fn collect(&mut self, at: QpRef, out: &mut Vec<Happening>) {
         let start = out.len();
-        while let Some(completion) = self.endpoints[at.endpoint].qps[at.index].qp.poll_completion() {
+        while let Some(mut completion) = self.endpoints[at.endpoint].qps[at.index].qp.poll_completion() {
             if self.planted(Planted::LoseCompletion, 20) {
+                continue;
+            }
+            if self.planted.is_some_and(|planted| !plants::completion(planted, &mut completion)) {
                 continue;
             }
             out.push(Happening::Completion(at, completion));
@@ -463,7 +514,9 @@ impl World {
             self.endpoints[at.endpoint].block().write(1, &[0x77]);
         }
         while let Some(notice) = self.endpoints[at.endpoint].qps[at.index].qp.poll_notice() {
-            out.push(Happening::Notice(at, notice));
+            if self.planted != Some(Planted::NoticeLost) {
+                out.push(Happening::Notice(at, notice));
+            }
         }
     }
 
@@ -478,8 +531,20 @@ impl World {
             let refuse = self.rng.chance(30_000);
             let owner = &mut self.endpoints[at.endpoint];
             let slot = &mut owner.qps[at.index];
-            let mut sink = Sink { av: slot.qp.av().copied(), refuse, ..Sink::default() };
-            match slot.qp.poll_transmit(now, owner.regions.memory(), &mut sink) {
+            let mtu = slot.qp.path_mtu().map_or(0, |mtu| mtu.bytes());
+            let twist = self.planted.map(|planted| (planted, mtu, std::mem::take(&mut slot.memo)));
+            let mut sink = Sink { av: slot.qp.av().copied(), refuse, twist, ..Sink::default() };
+            // The plant of a requester that does not wait: it is a timer's length ahead.
+            let when = match (self.planted, slot.quiet) {
+                (Some(Planted::RnrWaitSkipped), Some((until, _))) => now.max(until),
+                _ => now,
+            };
+            let done = slot.qp.poll_transmit(when, owner.regions.memory(), &mut sink);
+            if let Some((_, _, memo)) = sink.twist.take() {
+                slot.memo = memo;
+            }
+            match done {
+                Transmit::Sent if sink.silent => {}
                 Transmit::Sent => self.launch(at, sink),
                 Transmit::Idle => break None,
                 Transmit::Later(when) if when <= now => {
@@ -531,6 +596,7 @@ impl World {
                 return;
             }
         };
+        self.acknowledge_early(at, &headers);
         let slot = &mut self.endpoints[at.endpoint].qps[at.index];
         let mtu = slot.qp.path_mtu().map_or(0, |mtu| mtu.bytes());
         let mut hasty = false;

@@ -124,3 +124,21 @@ fn planted_faults_are_found() {
         assert_eq!(found(&dirty, Planted::LoseTimers), Some(Stuck), "seed {seed}");
     }
 }
+
+/// The list of `ferroce-sim --plants`: each is found by an ordinary seed, and its failure says how to repeat it.
+#[test]
+fn every_plant_is_found_by_a_seed() {
+    for planted in Planted::ALL {
+        let first = (1..=100).find_map(|seed| run_plan(&Plan::from_seed(seed), Some(planted), false).err());
+        let failure = first.unwrap_or_else(|| panic!("{planted:?} was not found"));
+        let text = failure.to_string();
+        let command = format!("ferroce-sim --seed {} --verbose --plant {planted:?}", failure.plan.seed);
+        assert!(text.contains(&command), "{text}");
+    }
+}
+
+/// The seed at which the send queue stopped for ever behind a bind that was done before it went back.
+#[test]
+fn a_retired_bind_does_not_stop_the_send_queue() {
+    run(485, false).unwrap_or_else(|failure| panic!("{failure}"));
+}
