@@ -46,6 +46,8 @@ pub enum ViolationKind {
     AtomicNotOnce,
     /// A message of an unreliable service arrived that nobody sent, or not as it was sent.
     NotWhole,
+    /// The image of a queue pair was refused.
+    ImageRefused,
     /// A window is open that must be closed, or the other way round.
     WrongWindow,
 }

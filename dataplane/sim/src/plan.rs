@@ -80,6 +80,8 @@ pub struct Plan {
     pub blackouts: Vec<(u64, u64)>,
     /// Work requests of each direction of each connection.
     pub ops: u32,
+    /// How often, in a million, a queue pair moves by its image after something happened to it.
+    pub moves_ppm: u32,
     /// Asked for by [`Plan::with_messages`]; 0 if nothing was.
     pub messages: u32,
     /// When the peer falls silent, ns after the start ([`Scenario::SilentPeer`]).
@@ -124,6 +126,7 @@ impl Plan {
             heal_ns: rng.range(5_000_000, 400_000_000),
             blackouts,
             ops: rng.range(20, 120) as u32,
+            moves_ppm: if seed.is_multiple_of(3) { 100_000 } else { 0 },
             messages: 0,
             silence_ns: rng.range(10_000, 3_000_000),
         }

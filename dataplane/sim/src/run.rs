@@ -42,6 +42,8 @@ pub struct Report {
     pub ops: u64,
     /// The same by kind, at [`crate::checker::OpKind`] as a number.
     pub kinds: [u64; 7],
+    /// Moves of queue pairs by their image.
+    pub moved: u64,
     /// Messages received by UC and UD.
     pub unreliable: u64,
     /// Bytes of their messages.
@@ -124,6 +126,7 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
             kinds: run.work.kinds,
             bytes: run.work.bytes,
             unreliable: run.checker.unreliable,
+            moved: run.world.moved,
             virtual_ns: run.world.now().since(run.start),
             steps: run.steps,
             stats: run.world.stats(),
@@ -168,6 +171,7 @@ impl<'p> Run<'p> {
         if let Some(planted) = planted {
             world.plant(planted);
         }
+        world.set_moves(plan.moves_ppm);
         let mut rng = Rng::new(plan.seed, 0x44);
         let mut memory = Vec::new();
         for (endpoint, init) in inits.iter().enumerate() {

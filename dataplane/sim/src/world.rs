@@ -111,6 +111,11 @@ pub struct World {
     endpoints: Vec<Endpoint>,
     links: Vec<Link>,
     rng: Rng,
+    /// A stream of its own: that queue pairs move must change nothing.
+    moves: Rng,
+    moves_ppm: u32,
+    /// Moves so far.
+    pub moved: u64,
     trace: Trace,
     refused: [u64; ParseError::COUNT],
     dropped: BTreeMap<String, u64>,
@@ -147,6 +152,9 @@ impl World {
             endpoints,
             links,
             rng: Rng::new(seed, 0x22),
+            moves: Rng::new(seed, 0x55),
+            moves_ppm: 0,
+            moved: 0,
             trace: Trace::new(verbose),
             refused: [0; ParseError::COUNT],
             dropped: BTreeMap::new(),
@@ -157,6 +165,10 @@ impl World {
         })
     }
 
+    /// From now on queue pairs move so often.
+    pub fn set_moves(&mut self, ppm: u32) {
+        self.moves_ppm = ppm;
+    }
     /// Plants a fault.
     pub fn plant(&mut self, planted: Planted) {
         self.planted = Some(planted);
@@ -402,6 +414,7 @@ impl World {
             }
         }
         self.poll_soon(to, now);
+        self.perhaps_move(QpRef { endpoint: to, index });
     }
 
     /// The plant of a responder that takes a duplicate fetch and add for a new one.
@@ -490,6 +503,29 @@ impl World {
             // Sending can finish work too (a failed check of a local key, for one).
             self.collect(at, out);
             self.arm(at);
+            self.perhaps_move(at);
+        }
+    }
+
+    /// Another queue pair takes the place of this one, made of nothing but its image.
+    fn perhaps_move(&mut self, at: QpRef) {
+        if !self.moves.chance(self.moves_ppm) {
+            return;
+        }
+        let owner = &mut self.endpoints[at.endpoint];
+        let qp = &mut owner.qps[at.index].qp;
+        let mut image = Vec::new();
+        qp.export(&mut image);
+        match Qp::import(&image) {
+            Ok(mut moved) => {
+                qp.release_all(owner.regions.memory());
+                moved.hold_posted(owner.regions.memory());
+                *qp = moved;
+                self.moved += 1;
+            }
+            Err(error) => {
+                self.violate(ViolationKind::ImageRefused, format!("{at:?}: its own image: {error}"));
+            }
         }
     }
 

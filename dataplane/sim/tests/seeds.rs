@@ -142,3 +142,17 @@ fn every_plant_is_found_by_a_seed() {
 fn a_retired_bind_does_not_stop_the_send_queue() {
     run(485, false).unwrap_or_else(|failure| panic!("{failure}"));
 }
+
+/// A queue pair that is another one after each thing that happens to it sends the same packets at the same times.
+#[test]
+fn moving_by_the_image_is_invisible() {
+    for seed in 1..=16 {
+        let mut plan = Plan::from_seed(seed);
+        plan.moves_ppm = 0;
+        let still = run_plan(&plan, None, false).unwrap_or_else(|failure| panic!("{failure}"));
+        plan.moves_ppm = 1_000_000;
+        let moving = run_plan(&plan, None, false).unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(moving.moved >= 20 && still.moved == 0, "{} moves", moving.moved);
+        assert_eq!(Report { moved: 0, ..moving }, still);
+    }
+}
