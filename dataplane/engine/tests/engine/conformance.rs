@@ -13,7 +13,7 @@ use ferroce_verbs::{
     AddressVector, AsyncEvent, CqId, Gid, PostError, QpHandle, Qpn, Queues, RecvWr, SendWr, SrqId, Wc,
 };
 
-use crate::harness::{Node, PATIENCE, Pair, Remote};
+use crate::harness::{IP_A, IP_B, Node, PATIENCE, Pair, Remote};
 
 /// A worker's queues from outside.
 struct Carried(Remote);
@@ -124,8 +124,8 @@ struct Soft {
 
 impl Soft {
     /// A's queues are on the first worker, B's on the last, so that with two workers every frame is forwarded.
-    fn start(workers: usize) -> Soft {
-        let Pair { a, b } = Pair::start(workers);
+    fn start(workers: usize, addresses: [(&str, u8); 2]) -> Soft {
+        let Pair { a, b } = Pair::start_at(workers, addresses);
         let last = workers as u8 - 1;
         let (a, b) = (SoftNode::new(a, 0), SoftNode::new(b, last));
         Soft { workers, a, b, start: Instant::now() }
@@ -139,7 +139,8 @@ impl Harness for Soft {
     type Node = SoftNode;
 
     fn name(&self) -> String {
-        format!("the software device over shm with {} workers", self.workers)
+        let family = if self.a.node.gid.is_ipv4() { "IPv4" } else { "IPv6" };
+        format!("the software device over shm and {family}, workers: {}", self.workers)
     }
     fn node(&mut self, end: End) -> &mut SoftNode {
         match end {
@@ -178,8 +179,10 @@ impl Harness for Soft {
     }
 }
 
-fn conforms(workers: usize) {
-    let mut soft = Soft::start(workers);
+const V4: [(&str, u8); 2] = [(IP_A, 24), (IP_B, 24)];
+
+fn conforms(workers: usize, addresses: [(&str, u8); 2]) {
+    let mut soft = Soft::start(workers, addresses);
     let report = conformance::run(&mut soft);
     println!("{report}");
     assert!(report.failed.is_empty(), "{report}");
@@ -188,10 +191,15 @@ fn conforms(workers: usize) {
 
 #[test]
 fn the_software_device_conforms_with_one_worker() {
-    conforms(1);
+    conforms(1, V4);
 }
 
 #[test]
 fn the_software_device_conforms_with_two_workers() {
-    conforms(2);
+    conforms(2, V4);
+}
+
+#[test]
+fn the_software_device_conforms_over_ipv6() {
+    conforms(2, [("fd00:77::1", 64), ("fd00:77::2", 64)]);
 }

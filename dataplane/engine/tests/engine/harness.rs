@@ -330,7 +330,12 @@ pub fn ip(text: &str) -> IpAddr {
 
 impl Pair {
     pub fn start(workers: usize) -> Pair {
-        let (a, b) = ports(workers as u16, 4500);
+        Pair::start_at(workers, [(IP_A, 24), (IP_B, 24)])
+    }
+
+    /// With these addresses.
+    pub fn start_at(workers: usize, addresses: [(&str, u8); 2]) -> Pair {
+        let (a, b) = ports_at(workers as u16, 4500, addresses);
         Pair { a: Node::start("a", workers, a), b: Node::start("b", workers, b) }
     }
 
@@ -360,14 +365,20 @@ pub struct Side {
 
 /// Two ports that are attached to each other.
 pub fn ports(queues: u16, mtu: u32) -> (ShmPort, ShmPort) {
-    let side = |name: &str, address: &str| ShmConfig {
-        addresses: vec![(ip(address), 24)],
+    ports_at(queues, mtu, [(IP_A, 24), (IP_B, 24)])
+}
+
+/// The same with these addresses.
+pub fn ports_at(queues: u16, mtu: u32, addresses: [(&str, u8); 2]) -> (ShmPort, ShmPort) {
+    let side = |name: &str, (address, prefix): (&str, u8)| ShmConfig {
+        addresses: vec![(ip(address), prefix)],
         mtu,
         queues,
         ring_bytes: 1 << 18,
         ..ShmConfig::new(name)
     };
-    ferroce_nic::shm::pair(&side("a", IP_A), &side("b", IP_B)).expect("two sides that go together")
+    ferroce_nic::shm::pair(&side("a", addresses[0]), &side("b", addresses[1]))
+        .expect("two sides that go together")
 }
 
 /// Sends a raw frame. A queue learns of its peer when it receives, as a worker does in every pass.

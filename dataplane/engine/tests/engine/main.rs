@@ -4,6 +4,7 @@
 mod apps;
 mod conformance;
 mod control;
+mod datagrams;
 mod faults;
 mod harness;
 mod objects;

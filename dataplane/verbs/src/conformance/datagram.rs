@@ -274,7 +274,10 @@ fn a_datagram_needs_an_address_handle<H: Harness>(bench: &mut Bench<'_, H>) -> O
 }
 
 fn a_group_reaches_every_member<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
-    let group = Gid::from_ip([239, 77, 1, 2].into());
+    let group = match bench.harness.node(End::A).gid().is_ipv4() {
+        true => Gid::from_ip([239, 77, 1, 2].into()),
+        false => Gid::from_ip([0xff0e, 0, 0, 0, 0, 0, 0x77, 0x12].into()),
+    };
     let (a, b, _) = endpoints(bench)?;
     let (second, outsider) = (endpoint(bench, End::B)?, endpoint(bench, End::B)?);
     let own = endpoint(bench, End::A)?;
