@@ -9,6 +9,7 @@ use crate::fault::ServiceError;
 
 struct Shared<R> {
     done: AtomicU64,
+    ready: AtomicBool,
     stop: AtomicBool,
     outcome: OnceLock<Result<R, ServiceError>>,
 }
@@ -55,6 +56,13 @@ impl<R> Handle<R> {
         }
     }
 
+    /// Whether the service has posted its first receives: from then on nothing that the peer sends is lost for want of
+    /// one. Only the exchange says so, for the transports that repeat nothing.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.0.ready.load(Ordering::Acquire)
+    }
+
     /// Asks the service to end at its next poll, with what it has done so far. What it still has in flight stays
     /// with the queue pair.
     pub fn stop(&self) {
@@ -69,6 +77,7 @@ impl<R> Progress<R> {
     pub(crate) fn new() -> (Self, Handle<R>) {
         let shared = Arc::new(Shared {
             done: AtomicU64::new(0),
+            ready: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             outcome: OnceLock::new(),
         });
@@ -76,6 +85,9 @@ impl<R> Progress<R> {
     }
     pub(crate) fn set_done(&self, done: u64) {
         self.0.done.store(done, Ordering::Relaxed);
+    }
+    pub(crate) fn set_ready(&self) {
+        self.0.ready.store(true, Ordering::Release);
     }
     pub(crate) fn stop_asked(&self) -> bool {
         self.0.stop.load(Ordering::Relaxed)

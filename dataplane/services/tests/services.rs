@@ -276,6 +276,7 @@ impl World {
             local: own.block.clone(),
             local_lkey: own.keys.lkey,
             local_iova: own.keys.iova,
+            ud: None,
         };
         let server = PingPongSpec { role: Role::Server, ..spec };
         let (service, serving) = PingPongService::new(server, ends(&b)).unwrap();

@@ -3,8 +3,8 @@
 use ferroce_engine::{EngineEvent, EngineEventKind, PathRequest};
 use ferroce_services::{Fault, ServiceError};
 use ferroce_verbs::{
-    Access, AsyncEvent, ClassId, Device, Gid, InitAttrs, PathMtu, Pkey, Psn, Qkey, QpModify, Qpn, RtrAttrs,
-    RtsAttrs, VerbsError, WcStatus,
+    Access, AddressVector, AsyncEvent, ClassId, Device, Gid, InitAttrs, PathMtu, Pkey, Psn, Qkey, QpModify,
+    Qpn, RtrAttrs, RtsAttrs, VerbsError, WcStatus,
 };
 
 use crate::fail::{Fail, Outcome};
@@ -55,6 +55,11 @@ pub struct Marks {
 
 /// RESET to RTS.
 pub fn connect(plane: &Plane, c: &Connection) -> Outcome<()> {
+    connect_as(plane, c, Qkey(0)).map(drop)
+}
+
+/// RESET to RTS for a queue pair of any type; the queue key is UD's. Returns the path, which UD needs for each datagram.
+pub fn connect_as(plane: &Plane, c: &Connection, qkey: Qkey) -> Outcome<AddressVector> {
     let told = |error: VerbsError| Fail::failed(format!("queue pair: {error}"));
     if c.gid.is_ipv4() != c.remote_gid.is_ipv4() {
         return Err(Fail::failed(format!(
@@ -73,7 +78,7 @@ pub fn connect(plane: &Plane, c: &Connection) -> Outcome<()> {
         av.hop_limit = hop_limit;
     }
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let init = InitAttrs { pkey: Pkey::DEFAULT, access, qkey: Qkey(0) };
+    let init = InitAttrs { pkey: Pkey::DEFAULT, access, qkey };
     let rtr = RtrAttrs {
         av,
         class: ClassId(0),
@@ -94,7 +99,7 @@ pub fn connect(plane: &Plane, c: &Connection) -> Outcome<()> {
     for step in [QpModify::ToInit(init), QpModify::ToRtr(rtr), QpModify::ToRts(rts)] {
         device.modify_qp(c.qpn, &step).map_err(told)?;
     }
-    Ok(())
+    Ok(av)
 }
 
 /// Why a test on a queue pair failed: names the peer and the last PSN.

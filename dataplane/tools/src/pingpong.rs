@@ -1,12 +1,13 @@
-//! `pingpong`: the exchange of `ibv_rc_pingpong`, with it or with another one of ours.
+//! `pingpong`: the exchange of `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`, with them or with another one
+//! of ours.
 //!
 //! Same letters, defaults, handshake and lines. What is more: the data of every message is compared with `-c`, the client
 //! says whole round trips, every wait ends, and a failure names the peer and the last PSN.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroce_services::{PingPongEndpoints, PingPongReport, PingPongService, PingPongSpec, Role, State};
-use ferroce_verbs::PathMtu;
+use ferroce_verbs::{Ah, Device, PathMtu, Qkey, QpType, UdDest};
 use serde::Serialize;
 
 use crate::connect::{self, Connection, Marks};
@@ -18,13 +19,46 @@ use crate::plane::{Pair, PairSizes, Plane, PlaneArgs, random_psn};
 use crate::values;
 use crate::watch::Pace;
 
+/// The queue key of `ibv_ud_pingpong`.
+const QKEY: Qkey = Qkey(0x1111_1111);
+/// How long the worker may take to post the first receives.
+const READY_LIMIT: Duration = Duration::from_secs(5);
 /// What `ibv_rc_pingpong` uses: 67 ms and 7 retries.
 const TIMEOUT: u8 = 14;
 const RETRIES: u8 = 7;
 /// How long a finished client stays to acknowledge what the peer may repeat: more than four timeouts.
 const LINGER: Duration = Duration::from_millis(300);
 
-/// Exchange messages with ibv_rc_pingpong or another ferroce
+/// Transport service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Kind {
+    /// Reliable connection, as ibv_rc_pingpong
+    Rc,
+    /// Unreliable connection, as ibv_uc_pingpong
+    Uc,
+    /// Unreliable datagram, as ibv_ud_pingpong
+    Ud,
+}
+
+impl Kind {
+    fn qp_type(self) -> QpType {
+        match self {
+            Kind::Rc => QpType::Rc,
+            Kind::Uc => QpType::Uc,
+            Kind::Ud => QpType::Ud,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Rc => "rc",
+            Kind::Uc => "uc",
+            Kind::Ud => "ud",
+        }
+    }
+}
+
+/// Exchange messages with ibv_{rc,uc,ud}_pingpong or another ferroce
 ///
 /// Without HOST it waits for a client.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,12 +69,15 @@ pub struct PingPongArgs {
     /// TCP port of the handshake
     #[arg(short = 'p', long, value_name = "PORT", default_value_t = 18515)]
     pub port: u16,
-    /// Bytes of a message (K, M, G)
-    #[arg(short = 's', long, value_name = "SIZE", default_value = "4096", value_parser = values::size)]
-    pub size: u32,
-    /// Path MTU: 256, 512, 1024, 2048, 4096
-    #[arg(short = 'm', long, value_name = "BYTES", default_value = "1024", value_parser = values::mtu)]
-    pub mtu: PathMtu,
+    /// Transport service; both sides the same
+    #[arg(long = "type", value_enum, value_name = "TYPE", default_value = "rc")]
+    pub kind: Kind,
+    /// Bytes of a message (K, M, G) [4096; ud 2048]
+    #[arg(short = 's', long, value_name = "SIZE", value_parser = values::size)]
+    pub size: Option<u32>,
+    /// Path MTU: 256, 512, 1024, 2048, 4096 [1024; ud: the port's, as the longest datagram]
+    #[arg(short = 'm', long, value_name = "BYTES", value_parser = values::mtu)]
+    pub mtu: Option<PathMtu>,
     /// Receives posted at a time
     #[arg(short = 'r', long, value_name = "DEPTH", default_value_t = 1000)]
     pub rx_depth: u32,
@@ -91,6 +128,7 @@ struct ReportJson {
     tool: &'static str,
     version: &'static str,
     transport: &'static str,
+    r#type: &'static str,
     role: &'static str,
     size_bytes: u32,
     path_mtu: u32,
@@ -114,7 +152,8 @@ pub fn run(args: &PingPongArgs) -> Outcome<()> {
     let role = if args.host.is_some() { Role::Client } else { Role::Server };
     let spec = PingPongSpec {
         role,
-        size: args.size,
+        qp_type: args.kind.qp_type(),
+        size: args.size.unwrap_or(if args.kind == Kind::Ud { 2048 } else { 4096 }),
         iters: args.iters,
         rx_depth: args.rx_depth,
         check_data: args.chk,
@@ -130,16 +169,26 @@ pub fn run(args: &PingPongArgs) -> Outcome<()> {
         Role::Client => None,
     };
     let mut plane = Plane::open(&args.plane, role)?;
-    let mtu = plane.path_mtu(Some(args.mtu))?;
+    let mtu = plane.path_mtu(args.mtu.or((args.kind != Kind::Ud).then_some(PathMtu::Mtu1024)))?;
+    if args.kind == Kind::Ud && spec.size > mtu.bytes() {
+        let (asked, allowed) = (spec.size, mtu.bytes());
+        return Err(Fail::usage(format!(
+            "size: asked {asked}, allowed 0 to {allowed} over UD (the path MTU)"
+        )));
+    }
     let sizes = PairSizes { sends: 1, receives: args.rx_depth, inline: 0, bytes: spec.memory_bytes() };
-    let pair = plane.make_pair(sizes)?;
-    let mut session = Session { args, spec, plane: &plane, pair: &pair, mtu };
+    let pair = plane.make_pair_of(args.kind.qp_type(), sizes)?;
+    let mut session = Session { args, spec, plane: &plane, pair: &pair, mtu, ah: None };
     let (report, own, remote) = match (&listener, &args.host) {
         (Some(listener), _) => session.serve(listener)?,
         (None, Some(host)) => session.ask(host)?,
         (None, None) => return Err(Fail::usage("a client needs HOST")),
     };
+    let ah = session.ah;
     tell(args, &plane, mtu, &report, (&own, &remote));
+    if let Some(ah) = ah {
+        plane.device().destroy_ah(&ah).map_err(|e| Fail::failed(format!("address handle: {e}")))?;
+    }
     plane.destroy_pair(&pair)?;
     plane.stop()
 }
@@ -150,6 +199,8 @@ struct Session<'s> {
     plane: &'s Plane,
     pair: &'s Pair,
     mtu: PathMtu,
+    /// Way of the datagrams, once connected.
+    ah: Option<Ah>,
 }
 
 type Done = (PingPongReport, Destination, Destination);
@@ -168,7 +219,7 @@ impl Session<'_> {
         Ok(own)
     }
 
-    fn connect(&self, own: &Destination, remote: &Destination) -> Outcome<Connection> {
+    fn connect(&mut self, own: &Destination, remote: &Destination) -> Outcome<Connection> {
         if !self.args.json {
             crate::out::say!("{}", remote.describe("remote"));
         }
@@ -186,7 +237,11 @@ impl Session<'_> {
             reads: 1,
         };
         self.plane.wait_for_link()?;
-        connect::connect(self.plane, &connection)?;
+        let av = connect::connect_as(self.plane, &connection, QKEY)?;
+        if self.args.kind == Kind::Ud {
+            let ah = self.plane.device().create_ah(self.pair.pd, &av);
+            self.ah = Some(ah.map_err(|e| Fail::failed(format!("address handle: {e}")))?);
+        }
         // Now the port is joined to its peer and knows all its fallbacks.
         if !self.args.json {
             self.plane.fallbacks().iter().for_each(|f| eprintln!("{}", json::fallback_line(f)));
@@ -194,7 +249,10 @@ impl Session<'_> {
         Ok(connection)
     }
 
-    fn service(&self) -> Outcome<(ferroce_engine::ServiceId, ferroce_services::PingPongHandle)> {
+    fn service(
+        &self,
+        connection: &Connection,
+    ) -> Outcome<(ferroce_engine::ServiceId, ferroce_services::PingPongHandle)> {
         let ends = PingPongEndpoints {
             qpn: self.pair.qpn,
             send_cq: self.pair.send_cq,
@@ -202,10 +260,20 @@ impl Session<'_> {
             local: self.pair.memory.clone(),
             local_lkey: self.pair.keys.lkey,
             local_iova: self.pair.keys.iova,
+            ud: self.ah.map(|ah| UdDest { ah, remote_qpn: connection.remote_qpn, remote_qkey: QKEY }),
         };
         let (service, handle) =
             PingPongService::new(self.spec, ends).map_err(|e| Fail::failed(e.to_string()))?;
-        Ok((self.plane.add_service(service)?, handle))
+        let id = self.plane.add_service(service)?;
+        // A client of UC or UD says everything once.
+        let deadline = Instant::now() + READY_LIMIT;
+        while !handle.is_ready() && handle.state().is_running() {
+            if Instant::now() >= deadline {
+                return Err(Fail::failed("the worker posted no receive within 5 s"));
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok((id, handle))
     }
 
     fn serve(&mut self, listener: &std::net::TcpListener) -> Outcome<Done> {
@@ -218,7 +286,7 @@ impl Session<'_> {
             own = self.own(Some(remote.gid.to_ip()))?;
         }
         let connection = self.connect(&own, &remote)?;
-        let (id, handle) = self.service()?;
+        let (id, handle) = self.service(&connection)?;
         destination::answer(&mut peer, &own, STEP_LIMIT)?;
         let report = self.watch(&handle, &connection, &mut peer)?;
         self.plane.remove_service(id)?;
@@ -234,7 +302,7 @@ impl Session<'_> {
         let remote = destination::ask(&mut peer, &own, STEP_LIMIT)?;
         let connection = self.connect(&own, &remote)?;
         destination::confirm(&mut peer)?;
-        let (id, handle) = self.service()?;
+        let (id, handle) = self.service(&connection)?;
         let report = self.watch(&handle, &connection, &mut peer)?;
         // The server's last message is here, but our acknowledgement may be lost: be there if it is repeated.
         let foreign = peer.look() == Look::Closed;
@@ -282,6 +350,7 @@ fn tell(
             tool: "pingpong",
             version: env!("CARGO_PKG_VERSION"),
             transport: "rdma",
+            r#type: args.kind.name(),
             role: if report.spec.role == Role::Client { "client" } else { "server" },
             size_bytes: report.spec.size,
             path_mtu: mtu.bytes(),

@@ -278,6 +278,11 @@ impl Plane {
 
     /// Makes a queue pair in RESET with two completion queues and registered memory.
     pub fn make_pair(&mut self, sizes: PairSizes) -> Outcome<Pair> {
+        self.make_pair_of(QpType::Rc, sizes)
+    }
+
+    /// As [`Plane::make_pair`], of any type.
+    pub fn make_pair_of(&mut self, qp_type: QpType, sizes: PairSizes) -> Outcome<Pair> {
         let memory = self.block(sizes.bytes)?;
         let device = &self.device;
         let pd = device.alloc_pd().map_err(verbs("protection domain"))?;
@@ -291,8 +296,7 @@ impl Plane {
             max_inline_data: sizes.inline,
             ..QpCap::default()
         };
-        let attr =
-            QpInitAttr { qp_type: QpType::Rc, pd, send_cq, recv_cq, cap, sq_sig_all: false, srq: None };
+        let attr = QpInitAttr { qp_type, pd, send_cq, recv_cq, cap, sq_sig_all: false, srq: None };
         let qpn = device.create_qp(&attr).map_err(verbs("queue pair"))?;
         Ok(Pair { pd, send_cq, recv_cq, qpn, memory, keys })
     }

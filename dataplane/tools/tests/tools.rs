@@ -141,6 +141,29 @@ fn pingpong_with_checked_data() {
     }
 }
 
+/// UC and UD, sleeping while they wait.
+#[test]
+fn pingpong_over_the_unreliable_services() {
+    let uc = [1, 1023, 4096, 65536].map(|size| ("uc", size, "-m 1024"));
+    let ud = [0, 1, 1023, 2048].map(|size| ("ud", size, ""));
+    for (kind, size, more) in uc.into_iter().chain(ud) {
+        for gid in [0, 1] {
+            let words = format!("--type {kind} -c -e -n 100 -s {size} -g {gid} {more}");
+            let (client, server) = Place::new().json("pingpong", &words);
+            for side in [&client, &server] {
+                assert_eq!(side["type"], kind);
+                assert_eq!(side["data_checked"], 100, "{words}");
+                assert_eq!(side["bytes"], 200 * size);
+            }
+            assert_eq!(client["remote"], server["local"]);
+            frames_agree(&client, &server);
+            // No acknowledgements: as many packets as the messages have.
+            let packets = if kind == "uc" { (size as u64).div_ceil(1024).max(1) } else { 1 };
+            assert_eq!(client["port"]["tx_good_packets"], 100 * packets, "{words}");
+        }
+    }
+}
+
 #[test]
 fn pingpong_survives_loss_both_ways() {
     for (size, mtu) in [(1, 1024), (1023, 256), (4096, 1024), (65536, 1024), (65536, 4096)] {
@@ -309,6 +332,8 @@ fn wrong_values_end_with_status_2() {
         ("pingpong", "-m 2048 --netdev-mtu 1500", "largest 1024"),
         ("perf send-lat", "--transport rdma -g 1", "unexpected argument"),
         ("pingpong", "-m 1500", "256, 512, 1024, 2048 and 4096"),
+        ("pingpong", "--type ud -m 1024 -s 1025", "size: asked 1025, allowed 0 to 1024"),
+        ("pingpong", "--type xrc", "rc, uc, ud"),
         ("pingpong", "-n 0", "iters: asked 0"),
         ("pingpong", "-l 9", "0..=7"),
         ("pingpong", "-d mlx5_0", "xdp:INTERFACE"),

@@ -9,8 +9,10 @@ use crate::pattern;
 /// What lies between the page starts of a checked message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Filling {
-    /// The original's constant.
+    /// The original's constant, 0 at page starts.
     Classic,
+    /// The original's constant everywhere: what it sends where it knows no `-c`.
+    Plain,
     /// Ours, by message and offset.
     Pattern,
 }
@@ -27,6 +29,7 @@ const SPOILT: u8 = 0xee;
 /// The bytes expected from `offset` on.
 fn expected(out: &mut [u8], filling: Filling, message: u64, offset: u64) {
     match filling {
+        Filling::Plain => return out.fill(CLASSIC),
         Filling::Classic => out.fill(CLASSIC),
         Filling::Pattern => pattern::fill(out, SEED, message, offset),
     }
@@ -58,6 +61,12 @@ pub(super) fn spoil(block: &Block, at: u64, len: u64) -> Result<(), Fault> {
         offset += PAGE;
     }
     Ok(())
+}
+
+/// As [`recognise`], for a transport whose original knows no `-c`.
+pub(super) fn recognise_plain(block: &Block, at: u64, len: u64) -> Result<Filling, Fault> {
+    // The first byte of our pattern is 0.
+    if len > 0 && area::byte(block, at)? == CLASSIC { Ok(Filling::Plain) } else { Ok(Filling::Pattern) }
 }
 
 /// Which filling the first message of a client has. One byte tells: our pattern's second byte is not 0x7b there.

@@ -1,4 +1,4 @@
-//! The exchange of `ibv_rc_pingpong`: SENDs to and fro, one at a time.
+//! The exchange of `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`: SENDs to and fro, one at a time.
 //!
 //! The client sends first; each side sends its next message when the last one was received and its own last send is
 //! complete. The server sends back what it received.
@@ -9,7 +9,11 @@
 //! - our client writes a pattern that depends on message and offset between the page starts, and compares every answer
 //!   with what it sent: whoever the server is, each byte makes the whole way to and fro;
 //! - our server compares every message with that pattern, or with 0x7b if the first message shows that the client is
-//!   the original.
+//!   the original;
+//! - over UC and UD the original has no `-c`: it sends 0x7b first and after that what it received last. Our server then
+//!   answers with the pattern instead of an echo, and expects each answer back with the next message.
+//!
+//! UC and UD repeat nothing: a message that is lost ends the exchange at the progress deadline.
 
 mod data;
 #[cfg(test)]
@@ -20,7 +24,8 @@ use std::sync::Arc;
 use ferroce_mem::Lkey;
 use ferroce_mem::os::Block;
 use ferroce_verbs::{
-    CqId, PostError, Qpn, Queues, RecvWr, SendFlags, SendOp, SendWr, Service, Sge, Wc, WcStatus,
+    CqId, PostError, QpType, Qpn, Queues, RecvWr, SendFlags, SendOp, SendWr, Service, Sge, UdDest, Wc,
+    WcStatus,
 };
 
 use crate::clock;
@@ -31,6 +36,8 @@ use crate::latency::{LatencyRecorder, LatencySummary};
 use crate::perf::{Role, SpecError};
 use data::Filling;
 
+/// Bytes before the data of a received datagram.
+const GRH_BYTES: u32 = 40;
 /// Most receives posted in one poll.
 const POST_BURST: u32 = 64;
 
@@ -39,7 +46,9 @@ const POST_BURST: u32 = 64;
 pub struct PingPongSpec {
     /// Side.
     pub role: Role,
-    /// Bytes of a message.
+    /// Type of the queue pair.
+    pub qp_type: QpType,
+    /// Bytes of a message; over UD at most the path MTU.
     pub size: u32,
     /// Messages each way.
     pub iters: u64,
@@ -57,6 +66,7 @@ impl PingPongSpec {
     pub const fn new(role: Role) -> Self {
         PingPongSpec {
             role,
+            qp_type: QpType::Rc,
             size: 4096,
             iters: 1000,
             rx_depth: 1000,
@@ -74,6 +84,9 @@ impl PingPongSpec {
         if self.size > crate::perf::PerfSpec::LARGEST {
             return refuse("size", self.size.into(), "0 to 1073741824 bytes");
         }
+        if self.qp_type == QpType::Ud && self.size > 4096 {
+            return refuse("size", self.size.into(), "0 to 4096 bytes over UD: one datagram");
+        }
         if self.iters == 0 || self.iters >= 1 << 62 {
             return refuse("iters", self.iters, "1 to 2^62");
         }
@@ -90,7 +103,12 @@ impl PingPongSpec {
     }
 
     fn stride(&self) -> u64 {
-        u64::from(self.size).next_multiple_of(64).max(64)
+        (u64::from(self.size) + self.header()).next_multiple_of(64).max(64)
+    }
+
+    /// Bytes in front of the data of each buffer: the GRH area of a datagram.
+    fn header(&self) -> u64 {
+        if self.qp_type == QpType::Ud { GRH_BYTES.into() } else { 0 }
     }
 }
 
@@ -108,6 +126,8 @@ pub struct PingPongEndpoints {
     pub local_lkey: Lkey,
     /// Its first byte in the region's address space.
     pub local_iova: u64,
+    /// Where datagrams go: for UD, and only for it.
+    pub ud: Option<UdDest>,
 }
 
 /// Watches a [`PingPongService`].
@@ -169,7 +189,15 @@ impl PingPongService {
         if have < spec.memory_bytes() {
             return Err(too_small);
         }
-        data::fill_classic(&endpoints.local, 0, spec.size.into()).map_err(|_| too_small)?;
+        if endpoints.ud.is_some() != (spec.qp_type == QpType::Ud) {
+            let asked = u64::from(endpoints.ud.is_some());
+            return Err(SpecError {
+                attribute: "ud",
+                asked,
+                allowed: "a destination over UD, none otherwise",
+            });
+        }
+        data::fill_classic(&endpoints.local, spec.header(), spec.size.into()).map_err(|_| too_small)?;
         let (progress, handle) = Progress::new();
         let filling = (spec.role == Role::Client).then_some(Filling::Pattern);
         let service = PingPongService {
@@ -191,17 +219,29 @@ impl PingPongService {
         Ok((service, handle))
     }
 
-    /// Where messages arrive. The server receives into the buffer that it sends from: an echo.
+    /// The buffer into which messages arrive. The server of RC receives into the one that it sends from: an echo.
     fn recv_offset(&self) -> u64 {
-        match self.spec.role {
-            Role::Client => self.spec.stride(),
-            Role::Server => 0,
+        match (self.spec.role, self.spec.qp_type) {
+            (Role::Server, QpType::Rc) => 0,
+            _ => self.spec.stride(),
         }
     }
 
-    fn sge(&self, offset: u64) -> Sge {
-        let addr = self.ends.local_iova.wrapping_add(offset);
-        Sge { addr, length: self.spec.size, lkey: self.ends.local_lkey }
+    /// The buffer that is sent from.
+    fn send_offset(&self) -> u64 {
+        match self.spec.role {
+            Role::Server if !self.answers_pattern() => self.recv_offset(),
+            _ => 0,
+        }
+    }
+
+    /// Whether this is a server that answers with the pattern: the module says when.
+    fn answers_pattern(&self) -> bool {
+        self.spec.role == Role::Server && self.filling == Some(Filling::Plain)
+    }
+
+    fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: self.ends.local_iova.wrapping_add(offset), length, lkey: self.ends.local_lkey }
     }
 
     fn step<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
@@ -233,14 +273,19 @@ impl PingPongService {
             && self.recv_posted - self.received < depth
             && self.recv_posted < self.spec.iters
         {
-            let sge = [self.sge(self.recv_offset())];
-            let sg_list = if self.spec.size == 0 { &sge[..0] } else { &sge[..] };
+            // Both fit: the data of a datagram is at most 4096 bytes.
+            let length = self.spec.size + self.spec.header() as u32;
+            let sge = [self.sge(self.recv_offset(), length)];
+            let sg_list = if length == 0 { &sge[..0] } else { &sge[..] };
             match queues.post_recv(self.ends.qpn, &RecvWr { wr_id: RECV_MARK | self.recv_posted, sg_list }) {
                 Ok(()) => self.recv_posted += 1,
                 Err(PostError::Full) => break,
                 Err(error) => return Err(Fault::Post(error)),
             }
             count += 1;
+        }
+        if count > 0 && self.received == 0 {
+            self.progress.set_ready();
         }
         Ok(count as usize)
     }
@@ -273,8 +318,9 @@ impl PingPongService {
         if wc.wr_id & !RECV_MARK != message || message >= self.recv_posted {
             return Err(unexpected);
         }
-        if wc.byte_len != self.spec.size {
-            return Err(Fault::Length { message, expected: self.spec.size, got: wc.byte_len });
+        let expected = self.spec.size + self.spec.header() as u32;
+        if wc.byte_len != expected {
+            return Err(Fault::Length { message, expected, got: wc.byte_len });
         }
         if self.spec.role == Role::Client {
             // An answer without a question would upset the turns.
@@ -291,23 +337,30 @@ impl PingPongService {
         if !self.spec.check_data {
             return Ok(());
         }
-        let (at, size) = (self.recv_offset(), u64::from(self.spec.size));
-        let filling = match self.filling {
-            Some(filling) => filling,
-            None => *self.filling.insert(data::recognise(&self.ends.local, at, size)?),
+        let (at, size) = (self.recv_offset() + self.spec.header(), u64::from(self.spec.size));
+        let filling = match (self.filling, self.spec.qp_type) {
+            (Some(filling), _) => filling,
+            (None, QpType::Rc) => *self.filling.insert(data::recognise(&self.ends.local, at, size)?),
+            (None, _) => *self.filling.insert(data::recognise_plain(&self.ends.local, at, size)?),
         };
-        data::check(&self.ends.local, at, size, filling, message)?;
+        match (filling, message.checked_sub(1)) {
+            (Filling::Plain, Some(answer)) => {
+                data::check(&self.ends.local, at, size, Filling::Pattern, answer)?;
+            }
+            _ => data::check(&self.ends.local, at, size, filling, message)?,
+        }
         self.checked += 1;
         Ok(())
     }
 
     fn post_send<Q: Queues>(&mut self, queues: &mut Q) -> Result<bool, Fault> {
         let (message, size) = (self.posted, u64::from(self.spec.size));
-        if self.spec.check_data && self.spec.role == Role::Client {
-            data::fill(&self.ends.local, 0, size, message)?;
-            data::spoil(&self.ends.local, self.recv_offset(), size)?;
+        let header = self.spec.header();
+        if self.spec.check_data && (self.spec.role == Role::Client || self.answers_pattern()) {
+            data::fill(&self.ends.local, header, size, message)?;
+            data::spoil(&self.ends.local, self.recv_offset() + header, size)?;
         }
-        let sge = [self.sge(0)];
+        let sge = [self.sge(self.send_offset() + header, self.spec.size)];
         let sg_list = if self.spec.size == 0 { &sge[..0] } else { &sge[..] };
         let wr = SendWr {
             wr_id: message,
@@ -315,7 +368,7 @@ impl PingPongService {
             sg_list,
             inline: &[],
             flags: SendFlags::SIGNALED,
-            ud: None,
+            ud: self.ends.ud.as_ref(),
         };
         let sent_at = clock::now_ns();
         match queues.post_send(self.ends.qpn, &wr) {
