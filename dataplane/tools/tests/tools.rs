@@ -164,6 +164,18 @@ fn pingpong_over_the_unreliable_services() {
     }
 }
 
+/// A client without -c does as the original: it brings back what the server answered, and the server compares that.
+#[test]
+fn pingpong_with_an_unchecked_client_is_checked_by_the_server() {
+    for words in ["--type uc -n 100 -s 5000", "--type ud -n 100 -s 1000"] {
+        let place = Place::new();
+        let server = place.spawn("pingpong", &format!("{words} --json -c"));
+        let client = place.spawn("pingpong", &format!("{words} --json 127.0.0.1"));
+        assert_eq!(parse(&client.end(), words)["data_checked"], 0);
+        assert_eq!(parse(&server.end(), words)["data_checked"], 100);
+    }
+}
+
 #[test]
 fn pingpong_survives_loss_both_ways() {
     for (size, mtu) in [(1, 1024), (1023, 256), (4096, 1024), (65536, 1024), (65536, 4096)] {

@@ -219,10 +219,12 @@ impl PingPongService {
         Ok((service, handle))
     }
 
-    /// The buffer into which messages arrive. The server of RC receives into the one that it sends from: an echo.
+    /// The buffer into which messages arrive. The server of RC receives into the one that it sends from: an echo. So does
+    /// a client of UC and UD that compares nothing, as the original.
     fn recv_offset(&self) -> u64 {
         match (self.spec.role, self.spec.qp_type) {
             (Role::Server, QpType::Rc) => 0,
+            (Role::Client, QpType::Uc | QpType::Ud) if !self.spec.check_data => 0,
             _ => self.spec.stride(),
         }
     }
