@@ -28,6 +28,7 @@ pub use perf::{
     PerfState, PerfTotals, Role, SpecError,
 };
 pub use pingpong::{PingPongEndpoints, PingPongHandle, PingPongReport, PingPongService, PingPongSpec};
+pub use pingpong::{SharedEndpoints, SharedPingPongService};
 
 use ferroce_verbs::{Queues, Service};
 
@@ -37,6 +38,8 @@ pub enum AnyService {
     Perf(Box<PerfService>),
     /// The exchange of `ibv_rc_pingpong`.
     PingPong(Box<PingPongService>),
+    /// The exchange of `ibv_srq_pingpong`.
+    SharedPingPong(Box<SharedPingPongService>),
 }
 
 impl From<PerfService> for AnyService {
@@ -51,11 +54,18 @@ impl From<PingPongService> for AnyService {
     }
 }
 
+impl From<SharedPingPongService> for AnyService {
+    fn from(service: SharedPingPongService) -> Self {
+        AnyService::SharedPingPong(Box::new(service))
+    }
+}
+
 impl<Q: Queues> Service<Q> for AnyService {
     fn poll(&mut self, queues: &mut Q, now_ns: u64) -> usize {
         match self {
             AnyService::Perf(service) => service.poll(queues, now_ns),
             AnyService::PingPong(service) => service.poll(queues, now_ns),
+            AnyService::SharedPingPong(service) => service.poll(queues, now_ns),
         }
     }
 
@@ -63,6 +73,7 @@ impl<Q: Queues> Service<Q> for AnyService {
         match self {
             AnyService::Perf(service) => <PerfService as Service<Q>>::finished(service),
             AnyService::PingPong(service) => <PingPongService as Service<Q>>::finished(service),
+            AnyService::SharedPingPong(service) => <SharedPingPongService as Service<Q>>::finished(service),
         }
     }
 }

@@ -103,6 +103,11 @@ pub fn hear(peer: &mut Peer, limit: Duration) -> Outcome<Destination> {
 /// The server's second part: its own line, and the client's confirmation.
 pub fn answer(peer: &mut Peer, own: &Destination, limit: Duration) -> Outcome<()> {
     peer.send(&own.encode())?;
+    confirmed(peer, limit)
+}
+
+/// Waits for the client's confirmation.
+pub fn confirmed(peer: &mut Peer, limit: Duration) -> Outcome<()> {
     let mut done = [0; DONE.len()];
     peer.receive_exact(&mut done, limit, "its confirmation")?;
     if done != *DONE {

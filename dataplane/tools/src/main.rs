@@ -12,6 +12,7 @@ mod net;
 mod out;
 mod perf;
 mod pingpong;
+mod pingpong_srq;
 mod plane;
 mod sock;
 mod values;

@@ -1,5 +1,5 @@
-//! `pingpong`: the exchange of `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`, with them or with another one
-//! of ours.
+//! `pingpong`: the exchange of `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` and `ibv_srq_pingpong`, with them
+//! or with another one of ours.
 //!
 //! Same letters, defaults, handshake and lines. What is more: the data of every message is compared with `-c`, the client
 //! says whole round trips, every wait ends, and a failure names the peer and the last PSN.
@@ -15,6 +15,7 @@ use crate::destination::{self, Destination};
 use crate::fail::{Fail, Outcome};
 use crate::json::{self, PlaneJson, RttJson};
 use crate::net::{self, Look, Peer, STEP_LIMIT};
+use crate::pingpong_srq;
 use crate::plane::{Pair, PairSizes, Plane, PlaneArgs, random_psn};
 use crate::values;
 use crate::watch::Pace;
@@ -38,12 +39,14 @@ pub enum Kind {
     Uc,
     /// Unreliable datagram, as ibv_ud_pingpong
     Ud,
+    /// Reliable connections that share a receive queue, as ibv_srq_pingpong
+    Srq,
 }
 
 impl Kind {
     fn qp_type(self) -> QpType {
         match self {
-            Kind::Rc => QpType::Rc,
+            Kind::Rc | Kind::Srq => QpType::Rc,
             Kind::Uc => QpType::Uc,
             Kind::Ud => QpType::Ud,
         }
@@ -54,11 +57,12 @@ impl Kind {
             Kind::Rc => "rc",
             Kind::Uc => "uc",
             Kind::Ud => "ud",
+            Kind::Srq => "srq",
         }
     }
 }
 
-/// Exchange messages with ibv_{rc,uc,ud}_pingpong or another ferroce
+/// Exchange messages with ibv_{rc,uc,ud,srq}_pingpong or another ferroce
 ///
 /// Without HOST it waits for a client.
 #[derive(Clone, Debug, clap::Args)]
@@ -78,9 +82,12 @@ pub struct PingPongArgs {
     /// Path MTU: 256, 512, 1024, 2048, 4096 [1024; ud: the port's, as the longest datagram]
     #[arg(short = 'm', long, value_name = "BYTES", value_parser = values::mtu)]
     pub mtu: Option<PathMtu>,
-    /// Receives posted at a time
-    #[arg(short = 'r', long, value_name = "DEPTH", default_value_t = 1000)]
-    pub rx_depth: u32,
+    /// Queue pairs of srq
+    #[arg(short = 'q', long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=60))]
+    pub num_qp: u32,
+    /// Receives posted at a time [1000; srq 500]
+    #[arg(short = 'r', long, value_name = "DEPTH")]
+    pub rx_depth: Option<u32>,
     /// Messages each way
     #[arg(short = 'n', long, value_name = "ITERS", default_value_t = 1000)]
     pub iters: u64,
@@ -155,7 +162,7 @@ pub fn run(args: &PingPongArgs) -> Outcome<()> {
         qp_type: args.kind.qp_type(),
         size: args.size.unwrap_or(if args.kind == Kind::Ud { 2048 } else { 4096 }),
         iters: args.iters,
-        rx_depth: args.rx_depth,
+        rx_depth: args.rx_depth.unwrap_or(if args.kind == Kind::Srq { 500 } else { 1000 }),
         check_data: args.chk,
         progress_deadline_ns: 30_000_000_000,
     };
@@ -176,7 +183,10 @@ pub fn run(args: &PingPongArgs) -> Outcome<()> {
             "size: asked {asked}, allowed 0 to {allowed} over UD (the path MTU)"
         )));
     }
-    let sizes = PairSizes { sends: 1, receives: args.rx_depth, inline: 0, bytes: spec.memory_bytes() };
+    if args.kind == Kind::Srq {
+        return pingpong_srq::run(args, spec, plane, mtu, listener.as_ref());
+    }
+    let sizes = PairSizes { sends: 1, receives: spec.rx_depth, inline: 0, bytes: spec.memory_bytes() };
     let pair = plane.make_pair_of(args.kind.qp_type(), sizes)?;
     let mut session = Session { args, spec, plane: &plane, pair: &pair, mtu, ah: None };
     let (report, own, remote) = match (&listener, &args.host) {
@@ -191,6 +201,70 @@ pub fn run(args: &PingPongArgs) -> Outcome<()> {
     }
     plane.destroy_pair(&pair)?;
     plane.stop()
+}
+
+/// Waits until the first receives are posted: a client of UC or UD says everything once.
+pub(crate) fn wait_ready(handle: &ferroce_services::PingPongHandle) -> Outcome<()> {
+    let deadline = Instant::now() + READY_LIMIT;
+    while !handle.is_ready() && handle.state().is_running() {
+        if Instant::now() >= deadline {
+            return Err(Fail::failed("the worker posted no receive within 5 s"));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+/// Both ends of a connection as the original makes it.
+pub(crate) fn connection(
+    args: &PingPongArgs,
+    mtu: PathMtu,
+    own: &Destination,
+    remote: &Destination,
+) -> Connection {
+    Connection {
+        qpn: own.qpn,
+        psn: own.psn,
+        gid: own.gid,
+        remote_qpn: remote.qpn,
+        remote_psn: remote.psn,
+        remote_gid: remote.gid,
+        mtu,
+        marks: Marks { sl: args.sl, ..Marks::default() },
+        timeout: TIMEOUT,
+        retries: RETRIES,
+        reads: 1,
+    }
+}
+
+/// Waits until the exchange has ended.
+pub(crate) fn watch(
+    plane: &Plane,
+    handle: &ferroce_services::PingPongHandle,
+    connection: &Connection,
+    peer: &Peer,
+) -> Outcome<PingPongReport> {
+    let mut pace = Pace::new();
+    loop {
+        match handle.state() {
+            State::Running { .. } => pace.sleep(),
+            State::Done(report) => return Ok(*report),
+            State::Failed(error) => {
+                let text = connect::explain(plane, connection, error);
+                return Err(Fail::failed(format!("{text} (TCP peer {})", peer.name())));
+            }
+        }
+    }
+}
+
+/// A finished client stays until the peer has what it may repeat.
+pub(crate) fn linger(peer: &mut Peer) {
+    let foreign = peer.look() == Look::Closed;
+    if foreign {
+        std::thread::sleep(LINGER);
+    } else {
+        peer.wait_for_close(Duration::from_secs(5));
+    }
 }
 
 struct Session<'s> {
@@ -223,19 +297,7 @@ impl Session<'_> {
         if !self.args.json {
             crate::out::say!("{}", remote.describe("remote"));
         }
-        let connection = Connection {
-            qpn: own.qpn,
-            psn: own.psn,
-            gid: own.gid,
-            remote_qpn: remote.qpn,
-            remote_psn: remote.psn,
-            remote_gid: remote.gid,
-            mtu: self.mtu,
-            marks: Marks { sl: self.args.sl, ..Marks::default() },
-            timeout: TIMEOUT,
-            retries: RETRIES,
-            reads: 1,
-        };
+        let connection = connection(self.args, self.mtu, own, remote);
         self.plane.wait_for_link()?;
         let av = connect::connect_as(self.plane, &connection, QKEY)?;
         if self.args.kind == Kind::Ud {
@@ -265,14 +327,7 @@ impl Session<'_> {
         let (service, handle) =
             PingPongService::new(self.spec, ends).map_err(|e| Fail::failed(e.to_string()))?;
         let id = self.plane.add_service(service)?;
-        // A client of UC or UD says everything once.
-        let deadline = Instant::now() + READY_LIMIT;
-        while !handle.is_ready() && handle.state().is_running() {
-            if Instant::now() >= deadline {
-                return Err(Fail::failed("the worker posted no receive within 5 s"));
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        wait_ready(&handle)?;
         Ok((id, handle))
     }
 
@@ -288,7 +343,7 @@ impl Session<'_> {
         let connection = self.connect(&own, &remote)?;
         let (id, handle) = self.service(&connection)?;
         destination::answer(&mut peer, &own, STEP_LIMIT)?;
-        let report = self.watch(&handle, &connection, &mut peer)?;
+        let report = watch(self.plane, &handle, &connection, &peer)?;
         self.plane.remove_service(id)?;
         // Our client waits for this; the original has closed its end long ago.
         drop(peer);
@@ -303,39 +358,16 @@ impl Session<'_> {
         let connection = self.connect(&own, &remote)?;
         destination::confirm(&mut peer)?;
         let (id, handle) = self.service(&connection)?;
-        let report = self.watch(&handle, &connection, &mut peer)?;
+        let report = watch(self.plane, &handle, &connection, &peer)?;
         // The server's last message is here, but our acknowledgement may be lost: be there if it is repeated.
-        let foreign = peer.look() == Look::Closed;
-        if foreign {
-            std::thread::sleep(LINGER);
-        } else {
-            peer.wait_for_close(Duration::from_secs(5));
-        }
+        linger(&mut peer);
         self.plane.remove_service(id)?;
         Ok((report, own, remote))
     }
-
-    fn watch(
-        &self,
-        handle: &ferroce_services::PingPongHandle,
-        connection: &Connection,
-        peer: &mut Peer,
-    ) -> Outcome<PingPongReport> {
-        let mut pace = Pace::new();
-        loop {
-            match handle.state() {
-                State::Running { .. } => pace.sleep(),
-                State::Done(report) => return Ok(*report),
-                State::Failed(error) => {
-                    let text = connect::explain(self.plane, connection, error);
-                    return Err(Fail::failed(format!("{text} (TCP peer {})", peer.name())));
-                }
-            }
-        }
-    }
 }
 
-fn tell(
+/// The report, as text or JSON; the destinations are those of the first queue pair.
+pub(crate) fn tell(
     args: &PingPongArgs,
     plane: &Plane,
     mtu: PathMtu,

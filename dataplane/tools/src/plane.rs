@@ -254,7 +254,7 @@ impl Plane {
     }
 
     /// Memory of its own for a test. States a fallback of its pages once.
-    fn block(&mut self, bytes: u64) -> Outcome<Arc<Block>> {
+    pub fn block(&mut self, bytes: u64) -> Outcome<Arc<Block>> {
         let config = ArenaConfig { bytes: bytes.max(LEAST_ARENA), pages: self.pages, numa_node: None };
         let (arena, report) = Arena::new(config).map_err(|e| Fail::failed(e.to_string()))?;
         self.note_pages(&report);

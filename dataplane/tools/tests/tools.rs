@@ -164,6 +164,29 @@ fn pingpong_over_the_unreliable_services() {
     }
 }
 
+/// Several queue pairs, one shared receive queue. The counts are those of all together, and the last ones end where they
+/// stand: at least as many as asked for.
+#[test]
+fn pingpong_over_a_shared_receive_queue() {
+    for words in ["-q 1 -s 1", "-q 4 -s 1023 -r 4", "-q 16 -s 4096", "-q 16 -s 65536 -r 40 -m 4096"] {
+        let words = format!("--type srq -c -e -n 200 {words}");
+        let (client, server) = Place::new().json("pingpong", &words);
+        for side in [&client, &server] {
+            assert_eq!(side["type"], "srq");
+            assert!(number(side, "data_checked") >= 200.0, "{words}");
+            assert!(number(side, "data_checked") < 200.0 + 16.0 * 2.0, "{words}");
+            assert_eq!(side["data_checked"], side["iterations"]);
+        }
+        assert_eq!(client["remote"], server["local"]);
+    }
+    let place = Place::new();
+    let server = place.spawn("pingpong", "--type srq -q 2");
+    let client = place.spawn("pingpong", "--type srq -q 3 127.0.0.1");
+    for output in [server.end(), client.end()] {
+        assert!(!output.status.success());
+    }
+}
+
 /// A client without -c does as the original: it brings back what the server answered, and the server compares that.
 #[test]
 fn pingpong_with_an_unchecked_client_is_checked_by_the_server() {

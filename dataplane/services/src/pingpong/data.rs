@@ -13,6 +13,8 @@ pub(super) enum Filling {
     Classic,
     /// The original's constant everywhere: what it sends where it knows no `-c`.
     Plain,
+    /// 0 everywhere: what the original sends over a shared receive queue.
+    Zero,
     /// Ours, by message and offset.
     Pattern,
 }
@@ -29,6 +31,7 @@ const SPOILT: u8 = 0xee;
 /// The bytes expected from `offset` on.
 fn expected(out: &mut [u8], filling: Filling, message: u64, offset: u64) {
     match filling {
+        Filling::Zero => return out.fill(0),
         Filling::Plain => return out.fill(CLASSIC),
         Filling::Classic => out.fill(CLASSIC),
         Filling::Pattern => pattern::fill(out, SEED, message, offset),
@@ -61,6 +64,17 @@ pub(super) fn spoil(block: &Block, at: u64, len: u64) -> Result<(), Fault> {
         offset += PAGE;
     }
     Ok(())
+}
+
+/// Spoils a whole buffer: for messages that are all the same.
+pub(super) fn spoil_all(block: &Block, at: u64, len: u64) -> Result<(), Fault> {
+    chunks(len, |offset, count| area::write(block, at + offset, &[SPOILT; pattern::CHUNK_BYTES][..count]))
+}
+
+/// As [`recognise`], for the exchange over a shared receive queue.
+pub(super) fn recognise_zero(block: &Block, at: u64, len: u64) -> Result<Filling, Fault> {
+    // The second byte of our pattern's message 0 is not 0.
+    if len > 1 && area::byte(block, at + 1)? == 0 { Ok(Filling::Zero) } else { Ok(Filling::Pattern) }
 }
 
 /// As [`recognise`], for a transport whose original knows no `-c`.

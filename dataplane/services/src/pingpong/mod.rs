@@ -16,6 +16,7 @@
 //! UC and UD repeat nothing: a message that is lost ends the exchange at the progress deadline.
 
 mod data;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,7 @@ use crate::handle::{Handle, Progress};
 use crate::latency::{LatencyRecorder, LatencySummary};
 use crate::perf::{Role, SpecError};
 use data::Filling;
+pub use shared::{MOST_QUEUE_PAIRS, SharedEndpoints, SharedPingPongService};
 
 /// Bytes before the data of a received datagram.
 const GRH_BYTES: u32 = 40;
