@@ -39,7 +39,7 @@ pub enum Kind {
     Uc,
     /// Unreliable datagram, as ibv_ud_pingpong
     Ud,
-    /// Reliable connections that share a receive queue, as ibv_srq_pingpong
+    /// Reliable connections that share receives, as ibv_srq_pingpong
     Srq,
 }
 
@@ -73,13 +73,13 @@ pub struct PingPongArgs {
     /// TCP port of the handshake
     #[arg(short = 'p', long, value_name = "PORT", default_value_t = 18515)]
     pub port: u16,
-    /// Transport service; both sides the same
+    /// Transport service
     #[arg(long = "type", value_enum, value_name = "TYPE", default_value = "rc")]
     pub kind: Kind,
     /// Bytes of a message (K, M, G) [4096; ud 2048]
     #[arg(short = 's', long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u32>,
-    /// Path MTU: 256, 512, 1024, 2048, 4096 [1024; ud: the port's, as the longest datagram]
+    /// Path MTU: 256, 512, 1024, 2048, 4096 [1024; ud: the port's]
     #[arg(short = 'm', long, value_name = "BYTES", value_parser = values::mtu)]
     pub mtu: Option<PathMtu>,
     /// Queue pairs of srq
