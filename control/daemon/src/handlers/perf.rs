@@ -287,7 +287,12 @@ fn late(params: &PerfRunParams, pair: &Pair<'_>, report: &PerfReport) -> StepErr
         Code::Timeout,
         "deadline_ms",
         params.deadline_ms.to_string(),
-        format!("{} of {} messages were done", report.iterations, params.iterations),
+        format!(
+            "{} of {} messages were done, {} of those for warming up",
+            report.iterations,
+            params.warmup.saturating_add(params.iterations),
+            params.warmup
+        ),
     )
     .hint("ask for fewer iterations, or a later deadline");
     StepError::new("run", pair.client, error)
