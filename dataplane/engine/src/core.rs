@@ -321,34 +321,11 @@ impl WorkerCore {
                 }
                 _ => Answer::NotFound,
             },
-            Command::CreateSrq { id, srq } => match self.srqs.insert(id, srq) {
-                Ok(()) => Answer::Done,
-                Err(srq) => Answer::SrqRefused(srq),
-            },
-            Command::LimitSrq { id, limit } => match self.srqs.by_id(id) {
-                Some(srq) => {
-                    srq.set_limit(limit);
-                    Answer::Done
-                }
-                None => Answer::NotFound,
-            },
-            Command::ResizeSrq { id, mut room } => {
-                if self.srqs.by_id(id).is_some_and(|srq| srq.resize_into(&mut room)) {
-                    Answer::Srq(room)
-                } else {
-                    Answer::SrqRefused(room)
-                }
-            }
-            Command::QuerySrq(id) => {
-                self.srqs.by_id(id).map_or(Answer::NotFound, |srq| Answer::SrqInfo(srq.info()))
-            }
-            Command::DestroySrq(id) => match self.srqs.remove(id) {
-                Some(mut srq) => {
-                    srq.clear(&self.memory);
-                    Answer::Srq(srq)
-                }
-                None => Answer::NotFound,
-            },
+            Command::CreateSrq { .. }
+            | Command::LimitSrq { .. }
+            | Command::ResizeSrq { .. }
+            | Command::QuerySrq(_)
+            | Command::DestroySrq(_) => self.execute_srq(command),
             Command::CreateQp { index, slot } => match self.qps.insert(index, slot) {
                 Ok(()) => Answer::Done,
                 Err(slot) => Answer::Qp(slot),
@@ -378,6 +355,42 @@ impl WorkerCore {
                 None => Answer::NotFound,
             },
             Command::Netdev(news) => Answer::Netdev(std::mem::replace(&mut self.netdev, news)),
+        }
+    }
+
+    /// Carries out a command about a shared receive queue.
+    fn execute_srq(&mut self, command: Command) -> Answer {
+        match command {
+            Command::CreateSrq { id, srq } => match self.srqs.insert(id, srq) {
+                Ok(()) => Answer::Done,
+                Err(srq) => Answer::SrqRefused(srq),
+            },
+            Command::LimitSrq { id, limit } => match self.srqs.by_id(id) {
+                Some(srq) => {
+                    srq.set_limit(limit);
+                    Answer::Done
+                }
+                None => Answer::NotFound,
+            },
+            Command::ResizeSrq { id, mut room } => {
+                if self.srqs.by_id(id).is_some_and(|srq| srq.resize_into(&mut room)) {
+                    Answer::Srq(room)
+                } else {
+                    Answer::SrqRefused(room)
+                }
+            }
+            Command::QuerySrq(id) => {
+                self.srqs.by_id(id).map_or(Answer::NotFound, |srq| Answer::SrqInfo(srq.info()))
+            }
+            Command::DestroySrq(id) => match self.srqs.remove(id) {
+                Some(mut srq) => {
+                    srq.clear(&self.memory);
+                    Answer::Srq(srq)
+                }
+                None => Answer::NotFound,
+            },
+            // `execute` hands over no other command.
+            _ => Answer::NotFound,
         }
     }
 

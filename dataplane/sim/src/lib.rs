@@ -8,9 +8,11 @@
 
 pub mod checker;
 pub mod clock;
+pub mod endpoint;
 pub mod link;
 pub mod plan;
 pub mod plants;
+pub mod record;
 pub mod rng;
 pub mod run;
 mod sink;

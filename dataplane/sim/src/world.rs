@@ -7,18 +7,19 @@
 
 use std::collections::BTreeMap;
 
-use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy, Regions};
-use ferroce_mem::{Access, Lkey, MrInfo, MwInfo, Payload, PdId};
-use ferroce_transport::time::RNR_TIMER_NS;
+use ferroce_mem::os::Block;
+use ferroce_mem::{MrInfo, MwInfo, Payload, PdId};
 use ferroce_transport::{Completion, DropReason, FrameSink, Instant, Notice, Qp, QpCounter, Transmit};
 use ferroce_verbs::{AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendWr};
 use ferroce_wire::{
-    Aeth, Bth, Ext, Gid, Headers, Icrc, Msn, Opcode, Packet, ParseError, Psn, Qpn, Service, Syndrome,
-    check_frame, emit, packet,
+    Aeth, Bth, Ext, Headers, Icrc, Msn, Opcode, Packet, ParseError, Psn, Qpn, Service, Syndrome, check_frame,
+    emit, packet,
 };
 
 use crate::checker::{Violation, ViolationKind};
 use crate::clock::Clock;
+pub use crate::endpoint::EndpointInit;
+use crate::endpoint::{Endpoint, QpSlot};
 use crate::link::{Cable, Fate, Faults, Frame, Link, LinkStats};
 use crate::plants::{self, Memo, Planted};
 use crate::rng::Rng;
@@ -50,38 +51,6 @@ enum Event {
     Timer(QpRef),
     Poll(usize),
     Wake(u64),
-}
-
-struct QpSlot {
-    qp: Qp,
-    /// For when the timer is planned.
-    armed: Option<Instant>,
-    /// Furthest PSN that a request carried.
-    last_sent: Option<Psn>,
-    /// The peer asked by an RNR NAK for patience until then, as long as this PSN stays the oldest unacknowledged one.
-    quiet: Option<(Instant, Psn)>,
-    /// For planted faults.
-    memo: Memo,
-}
-
-/// An endpoint: addresses, memory, queue pairs.
-pub struct Endpoint {
-    gids: [Gid; 2],
-    regions: Regions,
-    mr: MrInfo,
-    qps: Vec<QpSlot>,
-    by_qpn: BTreeMap<u32, usize>,
-    poll_at: Option<Instant>,
-    turn: usize,
-}
-
-/// What an endpoint is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct EndpointInit {
-    /// Bytes of its one region.
-    pub bytes: usize,
-    /// Address of the first one.
-    pub iova: u64,
 }
 
 /// Counters of a whole world.
@@ -677,56 +646,6 @@ impl World {
             slot.armed = Some(when);
             self.clock.at(when, Event::Timer(at));
         }
-    }
-}
-
-impl QpSlot {
-    /// Notes an RNR NAK that was taken. One about an older packet, or one that only shows that READ data was lost, asks
-    /// for nothing.
-    fn heard(&mut self, now: Instant, packet: &Packet) {
-        let psn = packet.headers.bth.psn;
-        let Some(Syndrome::RnrNak { timer }) = packet.headers.ext.aeth.map(|aeth| aeth.syndrome) else {
-            return;
-        };
-        if self.qp.info().una_psn != psn {
-            return;
-        }
-        // Another for the same packet, as duplicates bring, need not make the wait longer.
-        if self.quiet.is_none_or(|(until, of)| of != psn || until <= now) {
-            self.quiet = Some((now.after(RNR_TIMER_NS[usize::from(timer)]), psn));
-        }
-    }
-}
-
-impl Endpoint {
-    fn new(seed: u64, index: usize, init: &EndpointInit) -> anyhow::Result<Endpoint> {
-        let config = ArenaConfig { bytes: init.bytes as u64, pages: PagePolicy::Normal, numa_node: None };
-        let (arena, _) = Arena::new(config)?;
-        let block = arena.alloc(init.bytes, 4096)?;
-        let mut regions = Regions::new(32, seed ^ index as u64);
-        let rights = Access::LOCAL_WRITE
-            | Access::REMOTE_READ
-            | Access::REMOTE_WRITE
-            | Access::REMOTE_ATOMIC
-            | Access::MW_BIND;
-        let mr = regions.register(block, World::PD, rights, init.iova)?;
-        let last = index as u8 + 1;
-        let v4 = Gid::from_ip(std::net::IpAddr::from([10, 0, 0, last]));
-        let v6 = Gid::from_ip(std::net::IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)]));
-        Ok(Endpoint {
-            gids: [v4, v6],
-            regions,
-            mr,
-            qps: Vec::new(),
-            by_qpn: BTreeMap::new(),
-            poll_at: None,
-            turn: 0,
-        })
-    }
-
-    fn block(&self) -> &Block {
-        let lkey: Lkey = self.mr.lkey;
-        self.regions.block(lkey).expect("registered in Endpoint::new and never taken out")
     }
 }
 
