@@ -272,6 +272,24 @@ fn a_local_key_fault() {
     assert_eq!(pair.logged("psn=102"), 0, "nothing of the faulty request was sent");
 }
 
+/// A peer that ends a key which it may not (class J): no NAK says why, so the requester learns by its retries.
+#[test]
+fn a_key_that_may_not_be_ended_fails_both_sides() {
+    let mut pair = Pair::new(Setup::default());
+    pair.b.recv(0, 100);
+    pair.b.recv(0, 100);
+    pair.b.recv(0, 100);
+    pair.a.send(SendOp::Send, 0, 10);
+    pair.a.send(SendOp::SendInv { rkey: BAD_RKEY }, 0, 10);
+    pair.a.send(SendOp::Send, 0, 10);
+    pair.run();
+    assert_eq!(pair.a.done(), [(1, OK), (2, WcStatus::RetryExcErr), (3, FLUSHED)], "{}", pair.tail());
+    assert_eq!(pair.b.done(), [(1, OK), (2, WcStatus::RemInvReqErr), (3, FLUSHED)]);
+    assert_eq!(pair.logged("NAK"), 0);
+    let psn = Psn::new(101);
+    assert_eq!(pair.b.notices, [Notice::Fatal { status: WcStatus::RemInvReqErr, psn, nak: None }]);
+}
+
 /// QPCQ-3 with a NAK as the cause; statuses on both sides for every kind of refusal.
 #[test]
 fn refusals_are_told_on_both_sides() {
@@ -330,6 +348,36 @@ fn refusals_are_told_on_both_sides() {
             access.1,
             None,
         ),
+        (
+            "atomic on an unknown key",
+            |_| SendOp::FetchAdd { remote_addr: RemoteAddr(IOVA), rkey: BAD_RKEY, add: 1 },
+            access.0,
+            access.1,
+            None,
+        ),
+        (
+            "atomic without the right",
+            |pair| {
+                let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+                let rkey = pair.b.buf.register(&mut pair.b.memory, PD, all, 0, 4096).rkey;
+                SendOp::CmpSwap { remote_addr: RemoteAddr(IOVA), rkey, compare: 0x5a, swap: 1 }
+            },
+            access.0,
+            access.1,
+            None,
+        ),
+        ("atomic beside a multiple of 8", |pair| pair.fetch_add_at_b(4, 1), invalid.0, invalid.1, None),
+        (
+            "by a window that was ended",
+            |pair| {
+                let rkey = pair.b.bind(0, 4096, Access::REMOTE_WRITE, SendFlags::empty());
+                pair.b.post(SendOp::LocalInv { rkey }, &[], SendFlags::empty()).expect("posts");
+                write(pair, rkey)
+            },
+            access.0,
+            access.1,
+            None,
+        ),
         ("receive too small", |_| SendOp::Send, invalid.0, invalid.1, Some(WcStatus::LocLenErr)),
         (
             "receive with a bad key",
@@ -349,7 +397,8 @@ fn refusals_are_told_on_both_sides() {
         pair.b.recv(8192, 2000);
         pair.b.recv(8192, 2000);
         let op = make(&mut pair);
-        for (op, len) in [(pair.write_to_b(500_000), 0), (op, 3000), (SendOp::Send, 10)] {
+        let len = if matches!(op, SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }) { 8 } else { 3000 };
+        for (op, len) in [(pair.write_to_b(500_000), 0), (op, len), (SendOp::Send, 10)] {
             pair.a.send(op, 0, len);
         }
         pair.a.recv(0, 10);
@@ -361,7 +410,8 @@ fn refusals_are_told_on_both_sides() {
             pair.tail()
         );
         let first = recv.unwrap_or(FLUSHED);
-        assert_eq!(pair.b.done(), [(1, first), (2, FLUSHED)], "{name}");
+        let received: Vec<_> = pair.b.wcs.iter().filter(|wc| wc.is_recv).map(|wc| wc.status).collect();
+        assert_eq!(received, [first, FLUSHED], "{name}");
         let Some(Notice::Fatal { status: at_b, nak: sent, .. }) = pair.b.notices.first().copied() else {
             panic!("{name}: no notice")
         };
@@ -498,6 +548,7 @@ fn moves_are_invisible() {
         a_peer_that_dies();
         a_local_key_fault();
         refusals_are_told_on_both_sides();
+        a_key_that_may_not_be_ended_fails_both_sides();
         a_lost_nak_ends_in_exhausted_retries();
         receives_posted_late_cost_one_rnr_wait();
         rnr_retries_run_out();

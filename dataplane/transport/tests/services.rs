@@ -335,6 +335,28 @@ fn credits_hold_back_what_would_not_be_received() {
     assert_eq!(pair.b.count(QpCounter::SendRnr), 0);
 }
 
+#[test]
+fn every_rnr_timer_waits_as_long_as_the_table_says() {
+    // Milliseconds, as the specification prints them; index 0 is the longest (WIRE-5).
+    let table = "655.36 0.01 0.02 0.03 0.04 0.06 0.08 0.12 0.16 0.24 0.32 0.48 0.64 0.96 1.28 1.92 2.56 3.84 5.12 7.68 \
+                 10.24 15.36 20.48 30.72 40.96 61.44 81.92 122.88 163.84 245.76 327.68 491.52";
+    for (timer, ms) in (0..).zip(table.split_whitespace()) {
+        let (whole, part) = ms.split_once('.').expect("a fraction");
+        let us: u64 = whole.parse::<u64>().expect("ms") * 1000 + part.parse::<u64>().expect("us") * 10;
+        let setup = Setup { min_rnr_timer: timer, ..Setup::default() };
+        let mut pair = Pair::new(setup);
+        let start = pair.now;
+        pair.a.send(SendOp::Send, 0, 8);
+        pair.run_for(2 * pair.delay_ns);
+        pair.pump();
+        let Transmit::Later(at) = pair.a.transmit(pair.now).0 else { panic!("timer {timer} waits") };
+        assert_eq!(at.since(start), 2 * pair.delay_ns + us * 1000, "timer {timer}");
+        pair.b.recv(0, 8);
+        pair.run();
+        assert_eq!(pair.a.done(), [(1, OK)]);
+    }
+}
+
 /// Packets of a message of 2^31 bytes at a path MTU of 4096.
 const PACKETS: u32 = 1 << 19;
 
@@ -478,6 +500,7 @@ fn moves_are_invisible() {
         a_sink_without_addresses_fails_datagrams();
         datagrams_go_each_their_own_way();
         queue_key_of_the_queue_pair_itself_for_privileged_requests();
+        every_rnr_timer_waits_as_long_as_the_table_says();
         credits_hold_back_what_would_not_be_received();
         windows_belong_to_one_queue_pair();
     });
