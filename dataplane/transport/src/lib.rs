@@ -3,7 +3,7 @@
 //! The convention: `handle_*` takes input; `post_*` takes application work; `poll_*` gives output and is
 //! `#[must_use]`; getters take `&self`. After any `handle_*` or `post_*`: `poll_completion` and `poll_notice` until
 //! `None`, then `poll_transmit` until it is not `Sent`, then `poll_timeout`. Time is an argument. No callbacks up, no
-//! clock, no allocation after a queue pair is made, no logging.
+//! clock, no logging; no allocation but where a queue pair is made, imported, or its responder resources sized (INIT -> RTR).
 //!
 //! Where things are: `qp` dispatches, `wq` holds posted work until it is reported, `segment` cuts messages into
 //! packets, `sequence` says which packet may follow which, `inbound` and `outbound` are SENDs and WRITEs packet by

@@ -336,6 +336,44 @@ fn credits_hold_back_what_would_not_be_received() {
 }
 
 #[test]
+fn a_receive_that_is_finished_but_not_reported_is_no_credit_and_still_in_use() {
+    let mut pair = Pair::new(Setup::default());
+    pair.b.recv(0, 100);
+    pair.a.send(SendOp::Send, 0, 8);
+    let frame = pair.a.transmit(pair.now).1.expect("a SEND");
+    pair.b.take_quietly(pair.now, &check_frame(&frame).expect("well-formed"), &frame);
+    let frame = pair.b.transmit(pair.now).1.expect("an ACK");
+    let aeth = check_frame(&frame).expect("well-formed").headers.ext.aeth.expect("an ACK");
+    assert_eq!(aeth.syndrome, Syndrome::Ack { credits: 0 });
+    pair.b.qp.release(&pair.b.memory);
+    assert!(pair.b.memory.deregister(pair.b.mr.lkey).is_err(), "its completion was not read");
+    pair.b.collect();
+    pair.b.qp.release(&pair.b.memory);
+    pair.b.memory.deregister(pair.b.mr.lkey).expect("nothing posted names it");
+}
+
+#[test]
+fn what_sqe_stopped_is_flushed_even_if_nobody_looked_before_rts() {
+    let mut pair = Pair::new(uc());
+    pair.a.room = 0;
+    for _ in 0..3 {
+        pair.a.send(SendOp::Send, 0, 8);
+    }
+    let own = pair.a.buf.register(&mut pair.a.memory, PD, Access::empty(), 0, 64);
+    pair.a.memory.revoke(pair.a.mr.lkey).expect("known");
+    assert_eq!(pair.a.transmit(pair.now).0, Transmit::Idle);
+    assert_eq!(pair.a.qp.state(), QpState::Sqe);
+    pair.a.qp.modify(pair.now, &QpModify::SqeToRts).expect("RTS");
+    pair.a.mr = own;
+    pair.a.send(SendOp::Send, 0, 8);
+    pair.a.room = 9;
+    pair.run();
+    let flushed = WcStatus::WrFlushErr;
+    assert_eq!(pair.a.done(), [(1, WcStatus::LocProtErr), (2, flushed), (3, flushed), (4, OK)]);
+    assert_eq!(pair.logged("A UC_SEND"), 1);
+}
+
+#[test]
 fn every_rnr_timer_waits_as_long_as_the_table_says() {
     // Milliseconds, as the specification prints them; index 0 is the longest (WIRE-5).
     let table = "655.36 0.01 0.02 0.03 0.04 0.06 0.08 0.12 0.16 0.24 0.32 0.48 0.64 0.96 1.28 1.92 2.56 3.84 5.12 7.68 \
@@ -500,6 +538,8 @@ fn moves_are_invisible() {
         a_sink_without_addresses_fails_datagrams();
         datagrams_go_each_their_own_way();
         queue_key_of_the_queue_pair_itself_for_privileged_requests();
+        a_receive_that_is_finished_but_not_reported_is_no_credit_and_still_in_use();
+        what_sqe_stopped_is_flushed_even_if_nobody_looked_before_rts();
         every_rnr_timer_waits_as_long_as_the_table_says();
         credits_hold_back_what_would_not_be_received();
         windows_belong_to_one_queue_pair();

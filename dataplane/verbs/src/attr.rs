@@ -236,7 +236,8 @@ pub enum QpModify {
     ToRtr(RtrAttrs),
     /// RTR -> RTS.
     ToRts(RtsAttrs),
-    /// RTS -> SQD.
+    /// RTS -> SQD. When nothing that was started is unfinished, [`AsyncEvent::SqDrained`] says so (always:
+    /// libibverbs asks for it by `en_sqd_async_notify`).
     ToSqd,
     /// SQD -> RTS.
     SqdToRts,
