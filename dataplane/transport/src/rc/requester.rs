@@ -252,12 +252,12 @@ impl Requester {
     }
 
     /// Whether the message that takes the peer's receive number `receive` may start (roce-wire 5.10): if the peer has
-    /// that receive, or all but that. So one may always start when no other is outstanding, and its answer tells more.
+    /// that receive, or all but that; or if nothing else is outstanding whose answer could tell.
     #[inline]
     fn has_credit(&self, receive: u32) -> bool {
         let Some(credit) = self.credit else { return true };
         let beyond = receive.wrapping_sub(credit);
-        beyond <= 1 || beyond > u32::MAX / 2
+        beyond <= 1 || beyond > u32::MAX / 2 || self.cursor_psn == self.una
     }
 
     /// The peer told how many receives it has left. Those in later answers only grow.
