@@ -19,7 +19,6 @@ use ferroce_verbs::{
 };
 
 use crate::core::WorkerCore;
-use crate::cq::EMPTY_WC;
 use crate::device::SoftDevice;
 use crate::idle::Doorbell;
 
@@ -305,7 +304,7 @@ fn refusal(qpn: Qpn, wr_id: u64, why: PostError, opcode: WcOpcode, is_recv: bool
         PostError::BadAh => (WcStatus::LocQpOpErr, 7),
         PostError::BadLength => (WcStatus::LocLenErr, 8),
     };
-    Wc { wr_id, status, opcode, qpn, vendor_err: REFUSED + code, is_recv, solicited: true, ..EMPTY_WC }
+    Wc { wr_id, status, opcode, qpn, vendor_err: REFUSED + code, is_recv, solicited: true, ..Wc::EMPTY }
 }
 
 /// Posts what waits in one ring; true if something is left in it.
@@ -352,7 +351,7 @@ impl AppPort {
                 continue;
             }
             let room = cq.out.slots().min(BUDGET);
-            let mut batch = [EMPTY_WC; BUDGET];
+            let mut batch = [Wc::EMPTY; BUDGET];
             let got = core.poll_cq(cq.id, batch.get_mut(..room).unwrap_or(&mut [])).unwrap_or(0);
             for wc in batch.iter().take(got) {
                 let _ = cq.out.push(*wc);

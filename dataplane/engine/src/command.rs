@@ -40,16 +40,8 @@ pub(crate) enum Command {
     CreateCq { index: u32, cq: Box<Cq> },
     /// Give it back.
     DestroyCq { index: u32, id: CqId },
-    /// Take over a shared receive queue.
-    CreateSrq { id: SrqId, srq: Box<Srq> },
-    /// Set its limit.
-    LimitSrq { id: SrqId, limit: u32 },
-    /// Move it into other memory, and give the old back.
-    ResizeSrq { id: SrqId, room: Box<Srq> },
-    /// Tell what is known of it.
-    QuerySrq(SrqId),
-    /// Give it back.
-    DestroySrq(SrqId),
+    /// About a shared receive queue.
+    Srq(SrqCommand),
     /// Take over a queue pair in RESET.
     CreateQp { index: u32, slot: Box<QpSlot> },
     /// Make a transition.
@@ -66,6 +58,20 @@ pub(crate) enum Command {
     Detach { id: u32 },
     /// News of the network device.
     Netdev(Arc<Netdev>),
+}
+
+/// What control may ask about a shared receive queue.
+pub(crate) enum SrqCommand {
+    /// Take over a shared receive queue.
+    Create { id: SrqId, srq: Box<Srq> },
+    /// Set its limit.
+    Limit { id: SrqId, limit: u32 },
+    /// Move it into other memory, and give the old back.
+    Resize { id: SrqId, room: Box<Srq> },
+    /// Tell what is known of it.
+    Query(SrqId),
+    /// Give it back.
+    Destroy(SrqId),
 }
 
 /// An answer.

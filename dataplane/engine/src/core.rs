@@ -14,7 +14,7 @@ use ferroce_verbs::{AsyncEvent, CqId, QpInitAttr, QpModify, Qpn};
 use ferroce_wire::{NakCode, Service};
 
 use crate::app::AppPort;
-use crate::command::{Answer, Command};
+use crate::command::{Answer, Command, SrqCommand};
 use crate::config::IcrcMode;
 use crate::cq::Cq;
 use crate::demux::{PathHeaders, QpSlot, QpTable};
@@ -321,11 +321,7 @@ impl WorkerCore {
                 }
                 _ => Answer::NotFound,
             },
-            Command::CreateSrq { .. }
-            | Command::LimitSrq { .. }
-            | Command::ResizeSrq { .. }
-            | Command::QuerySrq(_)
-            | Command::DestroySrq(_) => self.execute_srq(command),
+            Command::Srq(command) => self.execute_srq(command),
             Command::CreateQp { index, slot } => match self.qps.insert(index, slot) {
                 Ok(()) => Answer::Done,
                 Err(slot) => Answer::Qp(slot),
@@ -359,38 +355,36 @@ impl WorkerCore {
     }
 
     /// Carries out a command about a shared receive queue.
-    fn execute_srq(&mut self, command: Command) -> Answer {
+    fn execute_srq(&mut self, command: SrqCommand) -> Answer {
         match command {
-            Command::CreateSrq { id, srq } => match self.srqs.insert(id, srq) {
+            SrqCommand::Create { id, srq } => match self.srqs.insert(id, srq) {
                 Ok(()) => Answer::Done,
                 Err(srq) => Answer::SrqRefused(srq),
             },
-            Command::LimitSrq { id, limit } => match self.srqs.by_id(id) {
+            SrqCommand::Limit { id, limit } => match self.srqs.by_id(id) {
                 Some(srq) => {
                     srq.set_limit(limit);
                     Answer::Done
                 }
                 None => Answer::NotFound,
             },
-            Command::ResizeSrq { id, mut room } => {
+            SrqCommand::Resize { id, mut room } => {
                 if self.srqs.by_id(id).is_some_and(|srq| srq.resize_into(&mut room)) {
                     Answer::Srq(room)
                 } else {
                     Answer::SrqRefused(room)
                 }
             }
-            Command::QuerySrq(id) => {
+            SrqCommand::Query(id) => {
                 self.srqs.by_id(id).map_or(Answer::NotFound, |srq| Answer::SrqInfo(srq.info()))
             }
-            Command::DestroySrq(id) => match self.srqs.remove(id) {
+            SrqCommand::Destroy(id) => match self.srqs.remove(id) {
                 Some(mut srq) => {
                     srq.clear(&self.memory);
                     Answer::Srq(srq)
                 }
                 None => Answer::NotFound,
             },
-            // `execute` hands over no other command.
-            _ => Answer::NotFound,
         }
     }
 

@@ -7,28 +7,12 @@
 
 use std::sync::Arc;
 
-use ferroce_verbs::{CqId, Imm, Qpn, Rkey, Wc, WcFlags, WcOpcode, WcStatus};
+use ferroce_verbs::{CqId, Wc, WcStatus};
 
 use crate::channel::CqEvents;
 
 /// Most entries of one queue.
 pub const MAX_CQE: u32 = 1 << 16;
-
-/// A completion that says nothing: what empty slots and callers' arrays hold.
-pub const EMPTY_WC: Wc = Wc {
-    wr_id: 0,
-    status: WcStatus::GeneralErr,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: Imm([0; 4]),
-    invalidated: Rkey(0),
-    qpn: Qpn::new(0),
-    src_qpn: Qpn::new(0),
-    flags: WcFlags::empty(),
-    vendor_err: 0,
-    is_recv: false,
-    solicited: false,
-};
 
 /// The queue had no room for a completion that had no entry reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +41,7 @@ pub struct Cq {
 impl Cq {
     /// An empty queue of `cqe` entries (at least 1); its events go to `events`, if there are any.
     pub fn new(id: CqId, cqe: u32, events: Option<Arc<CqEvents>>) -> Self {
-        let entries = vec![EMPTY_WC; cqe.clamp(1, MAX_CQE) as usize].into_boxed_slice();
+        let entries = vec![Wc::EMPTY; cqe.clamp(1, MAX_CQE) as usize].into_boxed_slice();
         Cq { id, entries, head: 0, len: 0, reserved: 0, armed: Armed::No, events }
     }
 
@@ -160,7 +144,7 @@ mod tests {
     use super::*;
 
     fn wc(wr_id: u64) -> Wc {
-        Wc { wr_id, status: WcStatus::Success, ..EMPTY_WC }
+        Wc { wr_id, status: WcStatus::Success, ..Wc::EMPTY }
     }
 
     #[test]
@@ -172,7 +156,7 @@ mod tests {
         assert_eq!(cq.push(wc(3)), Err(Overflow));
         assert!(!cq.reserve());
         cq.push_reserved(wc(4));
-        let mut out = [EMPTY_WC; 8];
+        let mut out = [Wc::EMPTY; 8];
         assert_eq!(cq.poll(&mut out), 3);
         assert_eq!(out[..3].iter().map(|w| w.wr_id).collect::<Vec<_>>(), [1, 2, 4]);
         assert!(cq.reserve());
@@ -219,7 +203,7 @@ mod tests {
                         reserved -= 1;
                     }
                     _ => {
-                        let mut out = [EMPTY_WC; 4];
+                        let mut out = [Wc::EMPTY; 4];
                         let got = cq.poll(&mut out[..count]);
                         let want: Vec<u64> = model.drain(..count.min(model.len())).collect();
                         prop_assert_eq!(out[..got].iter().map(|w| w.wr_id).collect::<Vec<_>>(), want);

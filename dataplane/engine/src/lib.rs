@@ -47,7 +47,6 @@ pub mod stats;
 pub use crate::core::WorkerCore;
 pub use app::{AppQueues, REFUSED};
 pub use config::{EngineConfig, EngineError, IcrcMode, IdlePolicy, NetdevInfo, WorkerConfig};
-pub use cq::EMPTY_WC;
 pub use device::SoftDevice;
 pub use engine::Engine;
 pub use event::{EngineEvent, EngineEventKind, FaultDetail};

@@ -11,7 +11,7 @@ use ferroce_verbs::error::VerbsErrorKind;
 use ferroce_verbs::{PdId, QpInitAttr, SrqId, SrqInfo, SrqInitAttr, SrqModify, VerbsError};
 
 use crate::check::{self, refuse};
-use crate::command::{Answer, Command};
+use crate::command::{Answer, Command, SrqCommand};
 use crate::control::{Control, exhausted};
 use crate::device::{SoftDevice, lock, not_found};
 
@@ -166,7 +166,7 @@ impl SoftDevice {
         let mut control = lock(&self.shared.control);
         let id = control.new_srq(worker, attr)?;
         let srq = Box::new(Srq::new(id, attr));
-        let told = self.shared.tell(worker, Command::CreateSrq { id, srq }, "srq");
+        let told = self.shared.tell(worker, Command::Srq(SrqCommand::Create { id, srq }), "srq");
         if told.is_err() {
             control.srq_gone(id);
         }
@@ -180,13 +180,13 @@ impl SoftDevice {
         match *modify {
             SrqModify::Limit(limit) => {
                 check::srq(&SrqInitAttr { limit, ..attr }, &self.shared.limits)?;
-                self.shared.tell(worker, Command::LimitSrq { id: srq, limit }, "srq")
+                self.shared.tell(worker, Command::Srq(SrqCommand::Limit { id: srq, limit }), "srq")
             }
             SrqModify::MaxWr(max_wr) => {
                 let attr = SrqInitAttr { max_wr, limit: attr.limit.min(max_wr), ..attr };
                 check::srq(&attr, &self.shared.limits)?;
                 let room = Box::new(Srq::new(srq, &attr));
-                match self.shared.ask(worker, Command::ResizeSrq { id: srq, room })? {
+                match self.shared.ask(worker, Command::Srq(SrqCommand::Resize { id: srq, room }))? {
                     Answer::Srq(_) => {
                         record.attr = attr;
                         Ok(())
@@ -205,7 +205,7 @@ impl SoftDevice {
 
     pub(crate) fn srq_info(&self, srq: SrqId) -> Result<SrqInfo, VerbsError> {
         let worker = lock(&self.shared.control).srqs.get(srq)?.worker;
-        match self.shared.ask(worker, Command::QuerySrq(srq))? {
+        match self.shared.ask(worker, Command::Srq(SrqCommand::Query(srq)))? {
             Answer::SrqInfo(info) => Ok(info),
             _ => Err(not_found("srq", format!("{:#010x}", srq.0))),
         }
@@ -224,7 +224,7 @@ impl SoftDevice {
                 "destroy those first",
             ));
         }
-        self.shared.tell(worker, Command::DestroySrq(srq), "srq")?;
+        self.shared.tell(worker, Command::Srq(SrqCommand::Destroy(srq)), "srq")?;
         control.srq_gone(srq);
         Ok(())
     }

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_engine::housekeeping::netdev_of;
 use ferroce_engine::{
-    EMPTY_WC, Engine, EngineConfig, IcrcMode, IdlePolicy, PathRequest, WorkerConfig, WorkerCore,
-    address_vector,
+    Engine, EngineConfig, IcrcMode, IdlePolicy, PathRequest, WorkerConfig, WorkerCore, address_vector,
 };
 use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy};
 use ferroce_nic::Port;
@@ -237,7 +236,7 @@ impl Service<WorkerCore> for Traffic {
             // SAFETY: a system call without arguments or effects.
             unsafe { libc::getppid() };
         }
-        let mut out = [EMPTY_WC; 16];
+        let mut out = [ferroce_verbs::Wc::EMPTY; 16];
         let got = core.poll_cq(self.cq, &mut out).unwrap_or(0);
         for wc in &out[..got] {
             if wc.status != WcStatus::Success {

@@ -1,6 +1,6 @@
 //! Taking completions from one or two queues.
 
-use ferroce_verbs::{CqId, Imm, Qpn, Queues, Rkey, Wc, WcFlags, WcOpcode, WcStatus};
+use ferroce_verbs::{CqId, Queues, Wc, WcStatus};
 
 use crate::fault::Fault;
 
@@ -10,25 +10,30 @@ pub(crate) const BATCH: usize = 32;
 /// Marks the work request ids of receives: flags of a failed completion are not valid, its id is.
 pub(crate) const RECV_MARK: u64 = 1 << 63;
 
-/// A completion with nothing in it.
-pub(crate) const NO_WC: Wc = Wc {
-    wr_id: 0,
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: Imm([0; 4]),
-    invalidated: Rkey(0),
-    qpn: Qpn::new(0),
-    src_qpn: Qpn::new(0),
-    flags: WcFlags::empty(),
-    vendor_err: 0,
-    is_recv: false,
-    solicited: false,
-};
-
 /// The queues to poll: receives first, so that a receive is seen before the send that answers it; one queue once.
 pub(crate) fn both(send_cq: CqId, recv_cq: CqId) -> impl Iterator<Item = CqId> {
     [Some(recv_cq), (send_cq != recv_cq).then_some(send_cq)].into_iter().flatten()
+}
+
+/// Takes what both queues have, once each, and hands it to `each` until something failed; returns how many came. The
+/// rest is still looked at for the more telling fault.
+pub(crate) fn drain<Q: Queues>(
+    queues: &mut Q,
+    (send_cq, recv_cq): (CqId, CqId),
+    batch: &mut [Wc],
+    mut each: impl FnMut(&Wc) -> Result<(), Fault>,
+) -> Result<usize, Fault> {
+    let (mut fault, mut work) = (None, 0);
+    for cq in both(send_cq, recv_cq) {
+        for wc in poll(queues, cq, batch)? {
+            work += 1;
+            fault = worse(fault, fault_of(wc));
+            if fault.is_none() {
+                each(wc)?;
+            }
+        }
+    }
+    fault.map_or(Ok(work), Err)
 }
 
 /// Polls `cq` once and returns what came.

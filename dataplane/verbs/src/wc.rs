@@ -105,3 +105,21 @@ pub struct Wc {
     /// True when the peer asked for a solicited event, or the status is an error.
     pub solicited: bool,
 }
+
+impl Wc {
+    /// A completion that says nothing: what empty slots and callers' arrays hold. Its status is no success.
+    pub const EMPTY: Wc = Wc {
+        wr_id: 0,
+        status: WcStatus::GeneralErr,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        imm: Imm([0; 4]),
+        invalidated: Rkey(0),
+        qpn: Qpn::new(0),
+        src_qpn: Qpn::new(0),
+        flags: WcFlags::empty(),
+        vendor_err: 0,
+        is_recv: false,
+        solicited: false,
+    };
+}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ferroce_engine::{AppQueues, EMPTY_WC, REFUSED};
+use ferroce_engine::{AppQueues, REFUSED};
 use ferroce_verbs::error::VerbsErrorKind;
 use ferroce_verbs::{
     CqId, Device, PostError, QpModify, Queues, RecvWr, SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus,
@@ -16,7 +16,7 @@ fn take(queues: &mut AppQueues, cq: CqId, n: usize) -> Vec<Wc> {
     while all.len() < n {
         assert!(Instant::now() < end, "{} of {n} completions", all.len());
         queues.wait(Duration::from_millis(100));
-        let mut out = [EMPTY_WC; 16];
+        let mut out = [Wc::EMPTY; 16];
         let got = queues.poll_cq(cq, &mut out).expect("it is attached");
         all.extend_from_slice(&out[..got]);
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferroce_engine::{EMPTY_WC, EngineEventKind, PathRequest, SoftDevice, WorkerCore, address_vector};
+use ferroce_engine::{EngineEventKind, PathRequest, SoftDevice, WorkerCore, address_vector};
 use ferroce_mem::os::Block;
 use ferroce_verbs::conformance::{self, Deviation, End, Harness, Need};
 use ferroce_verbs::{
@@ -38,7 +38,7 @@ impl Queues for Carried {
     fn poll_cq(&mut self, cq: CqId, out: &mut [Wc]) -> Result<usize, PostError> {
         let room = out.len();
         let got = self.0.run(move |core| {
-            let mut batch = vec![EMPTY_WC; room];
+            let mut batch = vec![Wc::EMPTY; room];
             core.poll_cq(cq, &mut batch).map(|got| {
                 batch.truncate(got);
                 batch

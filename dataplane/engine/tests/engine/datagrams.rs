@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use ferroce_engine::EMPTY_WC;
 use ferroce_verbs::{
     Device, Gid, Psn, Qkey, QpInitAttr, QpModify, QpType, Qpn, Queues, RecvWr, RtrAttrs, SendFlags, SendOp,
     SendWr, SrqInitAttr, UdDest, Wc, WcFlags, WcStatus,
@@ -174,7 +173,7 @@ fn application_threads_share_receives_and_send_datagrams() {
 
 fn next(app: &mut ferroce_engine::AppQueues, cq: ferroce_verbs::CqId) -> Wc {
     assert!(app.wait(PATIENCE.min(Duration::from_secs(20))), "no completion");
-    let mut out = [EMPTY_WC; 1];
+    let mut out = [Wc::EMPTY; 1];
     assert_eq!(app.poll_cq(cq, &mut out), Ok(1));
     out[0]
 }

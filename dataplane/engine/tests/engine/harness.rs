@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use ferroce_engine::{
-    EMPTY_WC, Engine, EngineConfig, EngineEvent, Housekeeper, IcrcMode, IdlePolicy, PathRequest, ServiceId,
-    SoftDevice, WorkerConfig, WorkerCore, address_vector, housekeeping::netdev_of,
+    Engine, EngineConfig, EngineEvent, Housekeeper, IcrcMode, IdlePolicy, PathRequest, ServiceId, SoftDevice,
+    WorkerConfig, WorkerCore, address_vector, housekeeping::netdev_of,
 };
 use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy};
 use ferroce_nic::shm::ShmConfig;
@@ -173,7 +173,7 @@ impl Node {
         let mut all = Vec::new();
         until(&format!("{n} completions"), || {
             let batch = self.on(worker, move |core| {
-                let mut out = [EMPTY_WC; 32];
+                let mut out = [Wc::EMPTY; 32];
                 let got = core.poll_cq(cq, &mut out).expect("the queue exists");
                 out[..got].to_vec()
             });

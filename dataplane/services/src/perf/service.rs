@@ -6,7 +6,7 @@ use super::report::PerfTotals;
 use super::spec::Layout;
 use super::{PerfEndpoints, PerfHandle, PerfMode, PerfOp, PerfReport, PerfSpec, Role, SpecError};
 use crate::clock;
-use crate::cq::{self, BATCH, NO_WC, RECV_MARK};
+use crate::cq::{self, BATCH, RECV_MARK};
 use crate::fault::{Fault, ServiceError};
 use crate::handle::Progress;
 use crate::latency::LatencyRecorder;
@@ -70,7 +70,7 @@ impl PerfService {
             layout: spec.layout(),
             ends: endpoints,
             progress,
-            batch: vec![NO_WC; BATCH].into_boxed_slice(),
+            batch: vec![Wc::EMPTY; BATCH].into_boxed_slice(),
             inline,
             total,
             posted: 0,
@@ -174,18 +174,8 @@ impl PerfService {
     }
 
     fn drain_into<Q: Queues>(&mut self, queues: &mut Q, batch: &mut [Wc]) -> Result<usize, Fault> {
-        let mut fault = None;
-        let mut work = 0;
-        for cq in cq::both(self.ends.send_cq, self.ends.recv_cq) {
-            for wc in cq::poll(queues, cq, batch)? {
-                work += 1;
-                fault = cq::worse(fault, cq::fault_of(wc));
-                if fault.is_none() {
-                    self.completion(wc)?;
-                }
-            }
-        }
-        fault.map_or(Ok(work), Err)
+        let queues_of = (self.ends.send_cq, self.ends.recv_cq);
+        cq::drain(queues, queues_of, batch, |wc| self.completion(wc))
     }
 
     fn completion(&mut self, wc: &Wc) -> Result<(), Fault> {

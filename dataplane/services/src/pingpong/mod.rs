@@ -30,7 +30,7 @@ use ferroce_verbs::{
 };
 
 use crate::clock;
-use crate::cq::{self, BATCH, NO_WC, RECV_MARK};
+use crate::cq::{self, BATCH, RECV_MARK};
 use crate::fault::{Fault, ServiceError};
 use crate::handle::{Handle, Progress};
 use crate::latency::{LatencyRecorder, LatencySummary};
@@ -206,7 +206,7 @@ impl PingPongService {
             spec,
             ends: endpoints,
             progress,
-            batch: vec![NO_WC; BATCH].into_boxed_slice(),
+            batch: vec![Wc::EMPTY; BATCH].into_boxed_slice(),
             filling,
             posted: 0,
             completed: 0,
@@ -295,18 +295,8 @@ impl PingPongService {
     }
 
     fn drain<Q: Queues>(&mut self, queues: &mut Q, batch: &mut [Wc]) -> Result<usize, Fault> {
-        let mut fault = None;
-        let mut work = 0;
-        for cq in cq::both(self.ends.send_cq, self.ends.recv_cq) {
-            for wc in cq::poll(queues, cq, batch)? {
-                work += 1;
-                fault = cq::worse(fault, cq::fault_of(wc));
-                if fault.is_none() {
-                    self.completion(wc)?;
-                }
-            }
-        }
-        fault.map_or(Ok(work), Err)
+        let queues_of = (self.ends.send_cq, self.ends.recv_cq);
+        cq::drain(queues, queues_of, batch, |wc| self.completion(wc))
     }
 
     fn completion(&mut self, wc: &Wc) -> Result<(), Fault> {

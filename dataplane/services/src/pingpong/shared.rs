@@ -18,7 +18,7 @@ use ferroce_verbs::{
 
 use super::data::{self, Filling};
 use super::{POST_BURST, PingPongHandle, PingPongReport, PingPongSpec};
-use crate::cq::{self, BATCH, NO_WC, RECV_MARK};
+use crate::cq::{self, BATCH, RECV_MARK};
 use crate::fault::{Fault, ServiceError};
 use crate::handle::Progress;
 use crate::perf::{Role, SpecError};
@@ -113,7 +113,7 @@ impl SharedPingPongService {
         let service = SharedPingPongService {
             spec,
             progress,
-            batch: vec![NO_WC; BATCH].into_boxed_slice(),
+            batch: vec![Wc::EMPTY; BATCH].into_boxed_slice(),
             turns: vec![turn; count].into_boxed_slice(),
             free: (0..spec.rx_depth).collect(),
             filling: (spec.role == Role::Client).then_some(Filling::Pattern),
@@ -181,17 +181,8 @@ impl SharedPingPongService {
     }
 
     fn drain<Q: Queues>(&mut self, queues: &mut Q, batch: &mut [Wc]) -> Result<usize, Fault> {
-        let (mut fault, mut work) = (None, 0);
-        for cq in cq::both(self.ends.send_cq, self.ends.recv_cq) {
-            for wc in cq::poll(queues, cq, batch)? {
-                work += 1;
-                fault = cq::worse(fault, cq::fault_of(wc));
-                if fault.is_none() {
-                    self.completion(wc)?;
-                }
-            }
-        }
-        fault.map_or(Ok(work), Err)
+        let queues_of = (self.ends.send_cq, self.ends.recv_cq);
+        cq::drain(queues, queues_of, batch, |wc| self.completion(wc))
     }
 
     fn completion(&mut self, wc: &Wc) -> Result<(), Fault> {

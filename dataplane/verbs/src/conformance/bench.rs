@@ -6,30 +6,13 @@ use alloc::vec::Vec;
 
 use super::{Block as _, Buffer, Deviation, End, Failure, Harness, Node, Outcome, PATIENCE, Params};
 use crate::{
-    Access, AddressVector, Ah, AsyncEvent, ChannelId, ClassId, CqId, Device, Gid, Imm, InitAttrs, Lkey, PdId,
+    Access, AddressVector, Ah, AsyncEvent, ChannelId, ClassId, CqId, Device, Gid, InitAttrs, Lkey, PdId,
     Pkey, PostError, Psn, Qkey, QpInitAttr, QpModify, QpState, QpType, Qpn, Queues, RecvWr, Rkey, RtrAttrs,
-    RtsAttrs, SendFlags, SendOp, SendWr, Sge, SrqId, SrqInitAttr, VerbsError, Wc, WcFlags, WcOpcode,
-    WcStatus,
+    RtsAttrs, SendFlags, SendOp, SendWr, Sge, SrqId, SrqInitAttr, VerbsError, Wc, WcStatus,
 };
 
 type BlockOf<H> = <<H as Harness>::Node as Node>::Block;
 type DeviceOf<H> = <<H as Harness>::Node as Node>::Device;
-
-/// Says nothing.
-pub(super) const BLANK: Wc = Wc {
-    wr_id: 0,
-    status: WcStatus::GeneralErr,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: Imm([0; 4]),
-    invalidated: Rkey(0),
-    qpn: Qpn::new(0),
-    src_qpn: Qpn::new(0),
-    flags: WcFlags::empty(),
-    vendor_err: 0,
-    is_recv: false,
-    solicited: false,
-};
 
 /// Every right that a peer can use, and writing oneself.
 pub(super) const ALL: Access =
@@ -362,7 +345,7 @@ impl<'h, H: Harness> Bench<'h, H> {
     /// Completions that are there now, at most 64.
     #[track_caller]
     pub fn poll(&mut self, end: End, cq: CqId) -> Outcome<Vec<Wc>> {
-        let mut out = [BLANK; 64];
+        let mut out = [Wc::EMPTY; 64];
         let got = self.harness.node(end).queues().poll_cq(cq, &mut out)?;
         Ok(out.get(..got).unwrap_or(&[]).to_vec())
     }
@@ -405,13 +388,13 @@ impl<'h, H: Harness> Bench<'h, H> {
     /// The completion of one send.
     #[track_caller]
     pub fn sent(&mut self, side: Side) -> Outcome<Wc> {
-        Ok(self.take(side.end, side.scq, 1)?.first().copied().unwrap_or(BLANK))
+        Ok(self.take(side.end, side.scq, 1)?.first().copied().unwrap_or(Wc::EMPTY))
     }
 
     /// The completion of one receive.
     #[track_caller]
     pub fn received(&mut self, side: Side) -> Outcome<Wc> {
-        Ok(self.take(side.end, side.rcq, 1)?.first().copied().unwrap_or(BLANK))
+        Ok(self.take(side.end, side.rcq, 1)?.first().copied().unwrap_or(Wc::EMPTY))
     }
 
     /// The completion of one send, which must have this identity and status.

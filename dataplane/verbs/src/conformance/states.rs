@@ -322,7 +322,7 @@ fn objects_that_do_not_exist_are_not_found<H: Harness>(bench: &mut Bench<'_, H>)
     for outcome in outcomes {
         same("refusal", outcome.err().map(|why| why.kind), Some(VerbsErrorKind::NotFound))?;
     }
-    let mut out = [super::bench::BLANK; 1];
+    let mut out = [crate::Wc::EMPTY; 1];
     let queues = bench.harness.node(End::A).queues();
     let polled = crate::Queues::poll_cq(queues, crate::CqId(0xff_ffff), &mut out);
     same("polling", polled, Err(PostError::NoSuchQueue))?;
