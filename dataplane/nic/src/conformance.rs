@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::frame::RxFrame;
+use crate::frame::{HEAD_BYTES, RxFrame};
 use crate::port::{Port, PortQueue};
 
 /// No wait is longer.
@@ -20,6 +20,9 @@ const HEADERS: usize = 42;
 const SHORTEST: usize = 60;
 /// Bytes of the Ethernet header, which the MTU does not count.
 const ETHERNET: usize = 14;
+
+/// Most pieces behind a head, so that head and rest make one payload.
+const REST_PIECES: usize = ferroce_mem::payload::MAX_PIECES - 1;
 
 /// Makes joined ports of one kind.
 pub trait Rig {
@@ -164,6 +167,9 @@ fn mark_of(frame: &[u8]) -> u32 {
 
 /// All bytes of a received frame.
 pub fn bytes_of(frame: &RxFrame<'_>) -> Vec<u8> {
+    let shortest = HEAD_BYTES.min(frame.len());
+    assert!(frame.head.len() >= shortest, "a head of {} bytes of {}", frame.head.len(), frame.len());
+    assert!(frame.rest.pieces() <= REST_PIECES, "{} pieces", frame.rest.pieces());
     let mut bytes = vec![0; frame.len()];
     let (head, rest) = bytes.split_at_mut(frame.head.len());
     head.copy_from_slice(frame.head);

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 
 use super::bpf::{ATTACH_GENERIC, ATTACH_NATIVE, Link as BpfLink, Map, MapKind, Program, program_name};
 use super::program::{address_key, assemble};
-use super::{AsRawFd, XdpMode, error, missing_capability};
+use super::rights::missing_capability;
+use super::{AsRawFd, MULTI_BUFFER, XdpMode, error};
 use crate::netlink::{Link, Netlink};
 use crate::port::{Fallback, PortError};
 
@@ -38,7 +39,8 @@ pub(super) struct Attachment {
 
 impl Attachment {
     /// Loads the program and attaches it to `link`. Until sockets and addresses are added, it passes everything.
-    pub fn new(link: &Link, rx_queues: u32, mode: XdpMode) -> Result<Self, PortError> {
+    /// With `frags`, frames may come in several buffers.
+    pub fn new(link: &Link, rx_queues: u32, mode: XdpMode, frags: bool) -> Result<Self, PortError> {
         let step = |step: &'static str| move |errno: Errno| load_error(&link.name, step, errno, "");
         let sockets =
             Map::new(MapKind::Xsk, "ferroce_xsks", 4, 4, rx_queues).map_err(step("BPF map of sockets"))?;
@@ -47,8 +49,13 @@ impl Attachment {
         let unowned =
             Map::new(MapKind::Array, "ferroce_unowned", 4, 8, 1).map_err(step("BPF map of counters"))?;
         let code = assemble(sockets.fd(), addresses.fd(), unowned.fd());
-        let program = Program::load(&own_name(), &code)
-            .map_err(|(errno, log)| load_error(&link.name, "BPF program", errno, &log))?;
+        let program = Program::load(&own_name(), &code, frags).map_err(|(errno, log)| {
+            let mut error = load_error(&link.name, "BPF program", errno, &log);
+            if frags && errno == Errno::INVAL {
+                error.attribute = MULTI_BUFFER.to_string();
+            }
+            error
+        })?;
         let (bpf_link, native, fallback) = attach(&program, link, mode)?;
         Ok(Attachment {
             _link: bpf_link,

@@ -15,6 +15,8 @@ use super::sys::{BpfAttr, BpfCommand};
 const ATTACH_XDP: u32 = 37;
 /// `BPF_PROG_TYPE_XDP`.
 const PROG_TYPE_XDP: u32 = 6;
+/// `BPF_F_XDP_HAS_FRAGS`.
+const F_XDP_HAS_FRAGS: u32 = 1 << 5;
 /// Flag of an attachment: generic, in the network stack.
 pub(super) const ATTACH_GENERIC: u32 = 1 << 1;
 /// Flag of an attachment: native, in the driver.
@@ -96,7 +98,8 @@ pub(super) struct Program {
 
 impl Program {
     /// Has the kernel verify and load an XDP program. On a refusal the verifier's last words come with the error.
-    pub fn load(name: &str, code: &[Instruction]) -> Result<Self, (Errno, String)> {
+    /// With `frags` it may run on frames over several buffers; it sees the first one.
+    pub fn load(name: &str, code: &[Instruction], frags: bool) -> Result<Self, (Errno, String)> {
         const LOG_BYTES: usize = 64 * 1024;
         let count = u32::try_from(code.len()).map_err(|_| (Errno::TOOBIG, String::new()))?;
         let attr = || {
@@ -105,6 +108,7 @@ impl Program {
                 .u32(4, count)
                 .input(8, code)
                 .input(16, b"MIT\0")
+                .u32(44, if frags { F_XDP_HAS_FRAGS } else { 0 })
                 .name(48, name)
                 .u32(68, ATTACH_XDP)
         };

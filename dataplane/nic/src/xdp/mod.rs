@@ -11,9 +11,12 @@
 
 mod attach;
 mod bpf;
+mod found;
 mod program;
 mod queue;
+mod rights;
 mod ring;
+mod room;
 mod socket;
 mod sys;
 mod umem;
@@ -26,24 +29,23 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ferroce_mem::os::{Arena, ArenaConfig, PagePolicy};
-use rustix::thread::CapabilitySet;
 
 use crate::netlink::{Address, Link, Monitor, Netlink, NetlinkError, resolve};
 use crate::port::{Caps, Fallback, Port, PortError};
 
 use attach::Attachment;
+use found::Found;
 use queue::QueueShared;
+use rights::require_capabilities;
+use room::{ETHERNET_BYTES, Room};
 use socket::{Socket, SocketCore, SocketPlan};
-use umem::{FRAME_BYTES, Umem};
+use umem::Division;
 
 pub use queue::XdpQueue;
+pub use room::{MAX_JUMBO_MTU, MAX_MTU};
 
-/// Bytes of an Ethernet header.
-const ETHERNET_BYTES: u32 = 14;
-/// Bytes of one VLAN tag, which a frame may carry on top of the MTU.
-const VLAN_BYTES: u32 = 4;
-/// Largest MTU that a chunk can hold.
-pub const MAX_MTU: u32 = FRAME_BYTES - ETHERNET_BYTES - VLAN_BYTES;
+/// Attribute of an error that says that this kernel or driver has no frames over several buffers.
+const MULTI_BUFFER: &str = "multi-buffer";
 
 /// Where the XDP program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -116,6 +118,7 @@ pub struct XdpPort {
     attachment: Attachment,
     config: XdpConfig,
     link: Link,
+    room: Room,
     rx_queues: u32,
     netlink: Netlink,
     monitor: Monitor,
@@ -137,7 +140,7 @@ impl XdpPort {
     /// [`PortError`] naming the interface, queue count, mode, capability or limit at fault.
     pub fn open(config: XdpConfig) -> Result<Self, PortError> {
         let found = Found::look(&config)?;
-        let bytes = umem_bytes(&config, found.rx_queues) as u64;
+        let bytes = umem_bytes(&config, &found) as u64;
         let arena = ArenaConfig { bytes, pages: config.pages, numa_node: None };
         let (arena, report) =
             Arena::new(arena).map_err(|e| error("memory", format!("{bytes} bytes"), e.to_string(), ""))?;
@@ -167,20 +170,38 @@ impl XdpPort {
     /// # Errors
     /// [`PortError`] if the interface or its queues are not as the configuration says.
     pub fn umem_bytes(config: &XdpConfig) -> Result<usize, PortError> {
-        Ok(umem_bytes(config, Found::look(config)?.rx_queues))
+        Ok(umem_bytes(config, &Found::look(config)?))
     }
 
+    /// With frames over several buffers where the MTU wants them, else, and where the kernel has none, of one.
     fn assemble(config: XdpConfig, found: Found, arena: &Arena) -> Result<Self, PortError> {
         require_capabilities(&config.interface)?;
-        let Found { link, rx_queues, netlink } = found;
-        let monitor = Monitor::open().map_err(|e| netlink_error(&config.interface, &e))?;
-        let attachment = Attachment::new(&link, rx_queues, config.mode)?;
+        match Self::assemble_with(&config, &found, Room::for_mtu(found.link.mtu), arena) {
+            Err(refused) if refused.attribute == MULTI_BUFFER && config.zero_copy != ZeroCopy::Must => {
+                Self::assemble_with(&config, &found, Room::single(refused.allowed), arena)
+            }
+            other => other,
+        }
+    }
+
+    fn assemble_with(
+        config: &XdpConfig,
+        found: &Found,
+        room: Room,
+        arena: &Arena,
+    ) -> Result<Self, PortError> {
+        let interface = &config.interface;
+        let Found { link, rx_queues } = found;
+        let netlink = Netlink::open().map_err(|e| netlink_error(interface, &e))?;
+        let monitor = Monitor::open().map_err(|e| netlink_error(interface, &e))?;
+        let attachment = Attachment::new(link, *rx_queues, config.mode, room.parts > 1)?;
         let mut port = XdpPort {
             fallbacks: attachment.fallback.clone().into_iter().collect(),
             attachment,
-            config,
-            link,
-            rx_queues,
+            config: config.clone(),
+            link: link.clone(),
+            room,
+            rx_queues: *rx_queues,
             netlink,
             monitor,
             addresses: Vec::new(),
@@ -192,10 +213,9 @@ impl XdpPort {
             address_errors: 0,
         };
         port.open_sockets(arena)?;
-        port.note_mtu();
-        port.read_addresses().map_err(|e| netlink_error(&port.config.interface, &e))?;
+        port.read_addresses().map_err(|e| netlink_error(interface, &e))?;
         port.sync_addresses().map_err(|errno| {
-            error("addresses", port.config.interface.clone(), format!("the kernel answered {errno}"), "")
+            error("addresses", interface.clone(), format!("the kernel answered {errno}"), "")
         })?;
         Ok(port)
     }
@@ -212,6 +232,7 @@ impl XdpPort {
                 queue,
                 rx_ring: self.config.rx_ring,
                 tx_ring: if queue < workers { self.config.tx_ring } else { 0 },
+                parts: self.room.parts,
                 zero_copy: self.config.zero_copy,
                 may_zero_copy: self.attachment.native,
             };
@@ -247,23 +268,14 @@ impl XdpPort {
     /// Tells the workers what the link is like now.
     fn tell_queues(&self) {
         for shared in &self.shared {
-            shared.longest.store(self.link.mtu.min(MAX_MTU) + ETHERNET_BYTES, Ordering::Relaxed);
+            shared.longest.store(self.mtu() + ETHERNET_BYTES, Ordering::Relaxed);
             shared.no_carrier.store(!self.link.running(), Ordering::Relaxed);
         }
     }
 
-    fn note_mtu(&mut self) {
-        if self.link.mtu > MAX_MTU {
-            self.fallbacks.push(Fallback {
-                wanted: format!("MTU {} of {}", self.link.mtu, self.link.name),
-                got: format!("MTU {MAX_MTU}"),
-                reason: format!("one frame is one chunk of {} bytes, of which the kernel keeps {}", umem::CHUNK_BYTES, umem::KERNEL_HEADROOM),
-                hint: format!(
-                    "path MTU up to 2048 works; give the interface an MTU of at most {MAX_MTU}, so that nobody sends \
-                     longer frames"
-                ),
-            });
-        }
+    /// The MTU in force: the interface's, or as much of it as the port can carry.
+    fn mtu(&self) -> u32 {
+        self.link.mtu.min(self.room.max_mtu())
     }
 
     fn read_addresses(&mut self) -> Result<(), NetlinkError> {
@@ -299,9 +311,9 @@ impl Port for XdpPort {
         Caps {
             kind: "xdp",
             queues: self.config.workers,
-            mtu: self.link.mtu.min(MAX_MTU),
+            mtu: self.mtu(),
             mac: self.link.mac,
-            scatter_rx: false,
+            scatter_rx: self.room.parts > 1,
             // Whether the hash of a real NIC covers the UDP port is not known here; with one queue it does not matter.
             steering: self.rx_queues == 1,
             timestamps: false,
@@ -312,7 +324,9 @@ impl Port for XdpPort {
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
-        self.fallbacks.clone()
+        let mut all = self.fallbacks.clone();
+        all.extend(self.room.fallback(&self.link));
+        all
     }
 
     fn take_queues(&mut self) -> Vec<XdpQueue> {
@@ -381,6 +395,7 @@ impl Port for XdpPort {
                     + sum(|c| &c.tx_no_carrier)
                     + tx_invalid,
             ),
+            ("xdp_rx_segmented", sum(|c| &c.rx_segmented)),
             ("xdp_rx_dropped", dropped),
             ("xdp_rx_ring_full", ring_full),
             ("xdp_rx_fill_ring_empty", fill_empty),
@@ -401,87 +416,11 @@ impl Port for XdpPort {
     }
 }
 
-/// What the configuration names, as found on the machine and found good.
-struct Found {
-    link: Link,
-    rx_queues: u32,
-    netlink: Netlink,
-}
-
-impl Found {
-    fn look(config: &XdpConfig) -> Result<Self, PortError> {
-        let name = &config.interface;
-        for (ring, entries) in [("rx-ring", config.rx_ring), ("tx-ring", config.tx_ring)] {
-            if !entries.is_power_of_two() || !(64..=16384).contains(&entries) {
-                return Err(error(
-                    ring,
-                    entries.to_string(),
-                    "a power of two from 64 to 16384".to_string(),
-                    "",
-                ));
-            }
-        }
-        let mut netlink = Netlink::open().map_err(|e| netlink_error(name, &e))?;
-        let Some(link) = netlink.link_by_name(name).map_err(|e| netlink_error(name, &e))? else {
-            let mut names: Vec<String> =
-                netlink.links().unwrap_or_default().into_iter().map(|l| l.name).collect();
-            names.truncate(16);
-            let allowed = format!("an interface of this network namespace: {}", names.join(", "));
-            return Err(error("interface", name.clone(), allowed, "ip link shows them"));
-        };
-        if !link.ethernet {
-            return Err(error("interface", name.clone(), "an Ethernet interface".to_string(), ""));
-        }
-        if !link.up {
-            let allowed = "an interface that is up: this one is down".to_string();
-            return Err(error("interface", name.clone(), allowed, &format!("ip link set {name} up")));
-        }
-        let rx_queues = receive_queues(&link);
-        let owned = config.queues.unwrap_or(rx_queues);
-        if owned != rx_queues {
-            return Err(error(
-                "queues",
-                format!("{owned} receive queues of {name}"),
-                format!("all of them: {rx_queues} queues, {owned} owned"),
-                &format!(
-                    "leave queues out, or set the interface's number: ethtool -L {name} combined {owned}"
-                ),
-            ));
-        }
-        if config.workers == 0 || u32::from(config.workers) > rx_queues {
-            return Err(error(
-                "workers",
-                format!("{} on {name}", config.workers),
-                format!("1 to {rx_queues}: {name} has {rx_queues} receive queues"),
-                &format!("fewer workers, or more queues: ethtool -L {name} combined {}", config.workers),
-            ));
-        }
-        Ok(Found { link, rx_queues, netlink })
-    }
-}
-
-/// Receive queues in use: from the driver where it says, else from sysfs where that shows this namespace, else as many
-/// as were allocated.
-fn receive_queues(link: &Link) -> u32 {
-    if let Some(active) = sys::active_rx_queues(&link.name).ok().filter(|n| *n > 0) {
-        return active;
-    }
-    let folder = std::path::Path::new("/sys/class/net").join(&link.name);
-    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default().trim().to_string();
-    let mac = link.mac.map(|byte| format!("{byte:02x}")).join(":");
-    if read("ifindex") == link.index.to_string() && read("address") == mac {
-        let queues = std::fs::read_dir(folder.join("queues")).into_iter().flatten().flatten();
-        let count = queues.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"rx-")).count();
-        if count > 0 {
-            return u32::try_from(count).unwrap_or(u32::MAX);
-        }
-    }
-    link.rx_queues.max(1)
-}
-
-fn umem_bytes(config: &XdpConfig, rx_queues: u32) -> usize {
-    let receive = Umem::bytes_for(SocketPlan::chunks(config.rx_ring, 0)) * rx_queues as usize;
-    receive + Umem::bytes_for(SocketPlan::chunks(0, config.tx_ring)) * usize::from(config.workers)
+fn umem_bytes(config: &XdpConfig, found: &Found) -> usize {
+    let slot_chunks = Room::for_mtu(found.link.mtu).parts;
+    let bytes = |receive, slots| Division { receive, slots, slot_chunks }.bytes();
+    let workers = usize::from(config.workers);
+    bytes(config.rx_ring, 0) * found.rx_queues as usize + bytes(0, config.tx_ring) * workers
 }
 
 fn error(attribute: &str, asked: String, allowed: String, hint: &str) -> PortError {
@@ -490,38 +429,4 @@ fn error(attribute: &str, asked: String, allowed: String, hint: &str) -> PortErr
 
 fn netlink_error(interface: &str, e: &NetlinkError) -> PortError {
     error("interface", interface.to_string(), format!("an answer of the kernel: {e}"), "")
-}
-
-const NEEDED: [(CapabilitySet, &str); 3] = [
-    (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
-    (CapabilitySet::BPF, "CAP_BPF"),
-    (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
-];
-
-/// Refuses before anything was changed, naming what lacks.
-fn require_capabilities(interface: &str) -> Result<(), PortError> {
-    let Ok(sets) = rustix::thread::capabilities(None) else { return Ok(()) };
-    if NEEDED.iter().all(|(bit, _)| sets.effective.contains(*bit)) {
-        return Ok(());
-    }
-    Err(missing_capability(interface, "AF_XDP"))
-}
-
-/// The error of a step that the kernel did not permit.
-fn missing_capability(interface: &str, step: &str) -> PortError {
-    let effective = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let missing: Vec<&str> =
-        NEEDED.iter().filter(|(bit, _)| !effective.contains(*bit)).map(|(_, name)| *name).collect();
-    let missing = if missing.is_empty() {
-        "all three are there: not in the initial user namespace, or a security module forbids it".to_string()
-    } else {
-        format!("missing {}", missing.join(", "))
-    };
-    error(
-        "capabilities",
-        format!("{step} on {interface}"),
-        format!("with CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN ({missing})"),
-        "run as root, or give them: setcap cap_net_raw,cap_bpf,cap_net_admin+ep, or AmbientCapabilities= in the unit; \
-         shm needs none",
-    )
 }

@@ -1,7 +1,8 @@
 //! A worker's share of the port: one or more AF_XDP sockets, the first of which also sends.
 //!
 //! Owns the sockets' rings. Invariant: chunks of received frames go back to the fill ring of the socket that they came
-//! from, in the same call; a frame is either pushed whole into the transmit ring or not at all. Called by one worker,
+//! from, in the same call; a frame is either pushed whole into the transmit ring or not at all. A frame of several
+//! chunks is lent as a head and the pieces that the chunks hold. Called by one worker,
 //! every pass. Makes a system call only where the kernel asks for one by its need-wakeup flag, and counts it.
 
 use std::os::fd::BorrowedFd;
@@ -14,7 +15,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use ferroce_mem::Payload;
 
 use super::socket::Socket;
-use super::umem::FRAME_BYTES;
+use super::umem::{Chunk, MAX_PARTS, Umem};
 use crate::frame::{HEAD_BYTES, RxFrame, TxFrame};
 use crate::port::PortQueue;
 
@@ -30,6 +31,8 @@ pub(super) struct QueueShared {
     pub no_carrier: AtomicBool,
     pub rx_frames: Counter,
     pub rx_bytes: Counter,
+    /// Frames that came in several chunks.
+    pub rx_segmented: Counter,
     pub rx_bad: Counter,
     pub rx_kicks: Counter,
     pub tx_frames: Counter,
@@ -78,7 +81,7 @@ impl XdpQueue {
     }
 
     fn longest(&self) -> u32 {
-        self.shared.longest.load(Ordering::Relaxed).min(FRAME_BYTES)
+        self.shared.longest.load(Ordering::Relaxed)
     }
 
     /// Makes the kernel send; returns the frames it left.
@@ -88,9 +91,9 @@ impl XdpQueue {
         };
         let Some(sender) = socket.sender.as_mut() else { return 0 };
         self.interface_down = false;
-        let mut pending = sender.ring.pending();
+        let mut pending = sender.rings.pending();
         for _ in 0..MAX_KICKS {
-            if pending == 0 || !sender.ring.needs_wakeup() {
+            if pending == 0 || !sender.rings.needs_wakeup() {
                 break;
             }
             counters.tx_kicks.add(1);
@@ -98,14 +101,14 @@ impl XdpQueue {
                 Ok(_) | Err(Errno::AGAIN) => {}
                 // The device dropped the frame that was its turn; the frames behind it go on.
                 Err(Errno::BUSY) => counters.tx_device_drops.add(1),
-                Err(Errno::NOBUFS) => sender.completions.reclaim(&mut sender.free),
+                Err(Errno::NOBUFS) => sender.rings.reclaim(&mut sender.free),
                 Err(errno) => {
                     counters.tx_kick_errors.add(1);
                     self.interface_down = matches!(errno, Errno::NETDOWN | Errno::NXIO);
                     break;
                 }
             }
-            let left = sender.ring.pending();
+            let left = sender.rings.pending();
             if left == pending {
                 break;
             }
@@ -122,9 +125,15 @@ fn receive<F: FnMut(RxFrame<'_>)>(
     max: usize,
     f: &mut F,
 ) -> usize {
-    let count = (socket.rx.available() as usize).min(max);
     let mut bytes = 0u64;
-    for _ in 0..count {
+    let mut count = 0;
+    while count < max {
+        let Some(parts) = socket.rx.next_frame() else { break };
+        count += 1;
+        if parts > 1 {
+            bytes += gather(socket, counters, parts, f);
+            continue;
+        }
         let Some((chunk, offset, len)) = socket.rx.pop() else { break };
         match socket.core.umem.bytes(&chunk, offset, len) {
             Some(frame) => {
@@ -134,9 +143,7 @@ fn receive<F: FnMut(RxFrame<'_>)>(
             }
             None => counters.rx_bad.add(1),
         }
-        // The ring has two entries for each receive chunk (`SocketPlan::fill_entries`), so it takes this one back.
-        let returned = socket.fill.push(chunk);
-        debug_assert!(returned.is_ok(), "the fill ring has room for all its chunks");
+        give_back(socket, chunk);
     }
     if count != 0 {
         socket.fill.publish();
@@ -148,6 +155,56 @@ fn receive<F: FnMut(RxFrame<'_>)>(
         let _ = rustix::net::recv(socket.core.fd(), &mut [0u8; 0][..], RecvFlags::DONTWAIT);
     }
     count
+}
+
+fn give_back(socket: &mut Socket, chunk: Chunk) {
+    // The ring has two entries for each receive chunk (`SocketPlan::fill_entries`), so it takes this one back.
+    let returned = socket.fill.push(chunk);
+    debug_assert!(returned.is_ok(), "the fill ring has room for all its chunks");
+}
+
+/// A chunk of a frame, with the place of its bytes.
+type Part = (Chunk, u32, u32);
+
+/// Takes one frame of `parts` descriptors; returns its bytes.
+#[cold]
+fn gather<F: FnMut(RxFrame<'_>)>(socket: &mut Socket, counters: &QueueShared, parts: u32, f: &mut F) -> u64 {
+    let mut held: [Option<Part>; MAX_PARTS as usize] = [const { None }; MAX_PARTS as usize];
+    for at in 0..parts as usize {
+        let Some(part) = socket.rx.pop() else { break };
+        match held.get_mut(at) {
+            Some(place) => *place = Some(part),
+            None => give_back(socket, part.0),
+        }
+    }
+    let whole = if parts <= MAX_PARTS { frame_of(&socket.core.umem, &held) } else { None };
+    let bytes = whole.as_ref().map_or(0, |frame| frame.len() as u64);
+    match whole {
+        Some(frame) => {
+            counters.rx_segmented.add(1);
+            f(frame);
+        }
+        None => counters.rx_bad.add(1),
+    }
+    for (chunk, ..) in held.into_iter().flatten() {
+        give_back(socket, chunk);
+    }
+    bytes
+}
+
+/// The frame that the parts make: the head lies in the first one. `None` if a part is not inside its chunk or the first
+/// one is shorter than a head.
+fn frame_of<'c>(umem: &'c Umem, parts: &'c [Option<Part>]) -> Option<RxFrame<'c>> {
+    let mut parts = parts.iter().flatten();
+    let (chunk, offset, len) = parts.next()?;
+    let (head, first) = umem.bytes(chunk, *offset, *len)?.split_at_checked(HEAD_BYTES)?;
+    let mut rest = Payload::from_slice(first);
+    for (chunk, offset, len) in parts {
+        if !rest.push_slice(umem.bytes(chunk, *offset, *len)?) {
+            return None;
+        }
+    }
+    Some(RxFrame { head, rest, timestamp_ns: 0 })
 }
 
 impl PortQueue for XdpQueue {
@@ -176,41 +233,43 @@ impl PortQueue for XdpQueue {
         let sender = socket.sender.as_mut()?;
         if sender.reserved.is_none() {
             if sender.free.is_empty() {
-                sender.completions.reclaim(&mut sender.free);
+                sender.rings.reclaim(&mut sender.free);
             }
             sender.reserved = sender.free.pop();
         }
-        let Some(chunk) = sender.reserved.as_mut() else {
+        let Some(slot) = sender.reserved.as_mut() else {
             self.shared.tx_no_room.add(1);
             return None;
         };
-        let buf = socket.core.umem.target(chunk, bytes)?;
+        let buf = socket.core.umem.target(slot, bytes)?;
         Some(TxFrame { buf })
     }
 
     fn tx_commit(&mut self, len: usize) {
-        let Some(sender) = self.sockets.first_mut().and_then(|s| s.sender.as_mut()) else { return };
-        let Some(chunk) = sender.reserved.take() else { return };
-        let Some(bytes) = u32::try_from(len).ok().filter(|bytes| *bytes <= FRAME_BYTES) else {
+        let Some(socket) = self.sockets.first_mut() else { return };
+        let longest = socket.core.umem.slot_bytes();
+        let Some(sender) = socket.sender.as_mut() else { return };
+        let Some(slot) = sender.reserved.take() else { return };
+        let Some(bytes) = u32::try_from(len).ok().filter(|bytes| (1..=longest).contains(bytes)) else {
             self.shared.tx_oversize.add(1);
-            sender.reserved = Some(chunk);
+            sender.reserved = Some(slot);
             return;
         };
         if self.shared.no_carrier.load(Ordering::Relaxed) {
             self.shared.tx_no_carrier.add(1);
-            sender.reserved = Some(chunk);
+            sender.reserved = Some(slot);
             return;
         }
-        match sender.ring.push(chunk, bytes) {
+        match sender.rings.push(slot, bytes) {
             Ok(()) => {
                 self.shared.tx_frames.add(1);
                 self.shared.tx_bytes.add(len as u64);
                 self.unsent = true;
             }
-            // Only if the kernel gave a chunk back before it said that it took its entry: the frame is lost, counted.
-            Err(chunk) => {
+            // Only if the kernel gave a slot back before it said that it took its entries: the frame is lost, counted.
+            Err(slot) => {
                 self.shared.tx_no_room.add(1);
-                sender.free.push(chunk);
+                sender.free.push(slot);
             }
         }
     }
@@ -220,7 +279,7 @@ impl PortQueue for XdpQueue {
             return;
         }
         if let Some(sender) = self.sockets.first_mut().and_then(|s| s.sender.as_mut()) {
-            sender.ring.publish();
+            sender.rings.publish();
         }
         self.unsent = self.kick() != 0;
     }
@@ -233,7 +292,7 @@ impl PortQueue for XdpQueue {
         // The descriptors are readable whenever the receive ring is not empty, so there is nothing to ask for; the
         // fence is the contract's.
         std::sync::atomic::fence(Ordering::SeqCst);
-        let waiting = self.sockets.iter_mut().any(|s| s.rx.available() != 0);
+        let waiting = self.sockets.iter_mut().any(|s| s.rx.waits());
         if self.unsent {
             self.tx_flush();
         }

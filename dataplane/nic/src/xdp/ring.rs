@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::xdp::{XdpDesc, XdpDescOptions, XdpRingOffset};
 
-use super::umem::{CHUNK_BYTES, Chunk};
+use super::umem::{CHUNK_BYTES, Chunk, Slot};
 
 /// Flag of a ring: the kernel sleeps and wants a system call.
 const NEED_WAKEUP: u32 = 1;
@@ -143,6 +143,14 @@ impl<T: Copy> Producer<T> {
         true
     }
 
+    /// True when `count` more entries can be written.
+    fn has_room(&mut self, count: u32) -> bool {
+        if self.shared.entries - self.used() < count {
+            self.tail = self.shared.consumer().load(Ordering::Acquire);
+        }
+        self.shared.entries - self.used() >= count
+    }
+
     /// Hands all written entries to the kernel.
     fn publish(&mut self) {
         self.shared.producer().store(self.head, Ordering::Release);
@@ -186,6 +194,15 @@ impl<T: Copy> Consumer<T> {
         let value = unsafe { self.shared.slot(self.tail).read() };
         self.tail = self.tail.wrapping_add(1);
         Some(value)
+    }
+
+    /// The entry `ahead` places after the next one, without taking it.
+    fn peek(&mut self, ahead: u32) -> Option<T> {
+        if ahead >= self.head.wrapping_sub(self.tail).min(self.shared.entries) && ahead >= self.available() {
+            return None;
+        }
+        // SAFETY: as for `pop`; the entry stays unread.
+        Some(unsafe { self.shared.slot(self.tail.wrapping_add(ahead)).read() })
     }
 
     /// Gives the slots that were read back to the kernel.
@@ -232,12 +249,21 @@ impl RxRing {
         Ok(RxRing(Consumer::new(shared)))
     }
 
-    /// Frames that wait.
-    pub fn available(&mut self) -> u32 {
-        self.0.available()
+    /// True when something waits.
+    pub fn waits(&mut self) -> bool {
+        self.0.available() != 0
     }
 
-    /// The next frame: its chunk, where in the chunk it begins, and its length.
+    /// Descriptors of the next frame; `None` if there is none, or not all of it yet.
+    pub fn next_frame(&mut self) -> Option<u32> {
+        let mut ahead = 0;
+        while self.0.peek(ahead)?.options.contains(XdpDescOptions::XDP_PKT_CONTD) {
+            ahead += 1;
+        }
+        Some(ahead + 1)
+    }
+
+    /// The next descriptor: its chunk, where in the chunk its bytes begin, and how many they are.
     pub fn pop(&mut self) -> Option<(Chunk, u32, u32)> {
         let desc = self.0.pop()?;
         let offset = (desc.addr % u64::from(CHUNK_BYTES)) as u32;
@@ -251,37 +277,81 @@ impl RxRing {
     }
 }
 
-/// Frames to send, to the kernel.
-pub(super) struct TxRing(Producer<XdpDesc>);
+/// Frames to send, to the kernel, and what it hands back when they are sent.
+pub(super) struct TxRings {
+    frames: Producer<XdpDesc>,
+    completions: CompletionRing,
+    slot_bytes: u32,
+    /// For each slot, its chunks that the kernel has.
+    away: Box<[u8]>,
+}
 
-impl TxRing {
-    /// Maps it.
-    pub fn map(fd: BorrowedFd<'_>, at: &XdpRingOffset, entries: u32) -> Result<Self, Errno> {
+impl TxRings {
+    /// Maps the ring of frames beside the ring of completions, for `slots` slots of `slot_bytes` bytes.
+    pub fn map(
+        fd: BorrowedFd<'_>,
+        at: &XdpRingOffset,
+        entries: u32,
+        completions: CompletionRing,
+        (slots, slot_bytes): (u32, u32),
+    ) -> Result<Self, Errno> {
         let shared = Shared::map(fd, rustix::net::xdp::XDP_PGOFF_TX_RING, at, entries)?;
-        Ok(TxRing(Producer::new(shared)))
+        let away = vec![0; slots as usize].into_boxed_slice();
+        Ok(TxRings { frames: Producer::new(shared), completions, slot_bytes, away })
     }
 
-    /// Gives a chunk away whose first `len` bytes are a frame; a full ring gives it back.
-    pub fn push(&mut self, chunk: Chunk, len: u32) -> Result<(), Chunk> {
-        let addr = chunk.into_address();
-        let sent = self.0.push(XdpDesc { addr, len, options: XdpDescOptions::empty() });
-        // SAFETY: on a full ring the address is still ours alone.
-        if sent { Ok(()) } else { Err(unsafe { Chunk::from_kernel(addr) }) }
+    /// Gives a slot away whose first `len` bytes are a frame; without room for all its descriptors, gives it back.
+    pub fn push(&mut self, slot: Slot, len: u32) -> Result<(), Slot> {
+        let parts = len.div_ceil(CHUNK_BYTES);
+        if len == 0 || len > self.slot_bytes || !self.frames.has_room(parts) {
+            return Err(slot);
+        }
+        let index = slot.into_index();
+        if let Some(away) = self.away.get_mut(index as usize) {
+            *away = parts as u8;
+        }
+        let start = u64::from(index) * u64::from(self.slot_bytes);
+        for part in 0..parts {
+            let (at, last) = (part * CHUNK_BYTES, part + 1 == parts);
+            let options = if last { XdpDescOptions::empty() } else { XdpDescOptions::XDP_PKT_CONTD };
+            let len = if last { len - at } else { CHUNK_BYTES };
+            // There is room: see above.
+            self.frames.push(XdpDesc { addr: start + u64::from(at), len, options });
+        }
+        Ok(())
     }
 
     /// Makes what was pushed visible.
     pub fn publish(&mut self) {
-        self.0.publish();
+        self.frames.publish();
     }
 
-    /// Frames that the kernel has not taken yet.
+    /// Descriptors that the kernel has not taken yet.
     pub fn pending(&mut self) -> u32 {
-        self.0.pending()
+        self.frames.pending()
     }
 
     /// True when the kernel waits for a system call before it sends.
     pub fn needs_wakeup(&self) -> bool {
-        self.0.shared.needs_wakeup()
+        self.frames.shared.needs_wakeup()
+    }
+
+    /// Moves all slots that came back whole to `free`.
+    pub fn reclaim(&mut self, free: &mut Vec<Slot>) {
+        let ring = &mut self.completions.0;
+        let before = ring.tail;
+        while let Some(address) = ring.pop() {
+            let index = (address / u64::from(self.slot_bytes)) as u32;
+            let Some(away) = self.away.get_mut(index as usize).filter(|away| **away != 0) else { continue };
+            *away -= 1;
+            if *away == 0 {
+                // SAFETY: the last chunk that the kernel had of the slot came back with this entry.
+                free.push(unsafe { Slot::from_kernel(index) });
+            }
+        }
+        if ring.tail != before {
+            ring.release();
+        }
     }
 }
 
@@ -294,18 +364,6 @@ impl CompletionRing {
         let shared = Shared::map(fd, rustix::net::xdp::XDP_UMEM_PGOFF_COMPLETION_RING, at, entries)?;
         Ok(CompletionRing(Consumer::new(shared)))
     }
-
-    /// Moves all chunks that came back to `free`.
-    pub fn reclaim(&mut self, free: &mut Vec<Chunk>) {
-        let before = self.0.tail;
-        while let Some(address) = self.0.pop() {
-            // SAFETY: the kernel hands the chunk back with this entry.
-            free.push(unsafe { Chunk::from_kernel(address) });
-        }
-        if self.0.tail != before {
-            self.0.release();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -315,29 +373,39 @@ mod tests {
     use std::collections::VecDeque;
 
     /// The memory of a ring, and both ends of it.
-    struct Loop {
-        _indices: Box<[AtomicU32; 2]>,
-        _slots: Vec<u64>,
-        producer: Producer<u64>,
-        consumer: Consumer<u64>,
+    struct Loop<T> {
+        indices: Box<[AtomicU32; 2]>,
+        _slots: Vec<T>,
+        producer: Producer<T>,
+        consumer: Consumer<T>,
     }
 
-    impl Loop {
-        fn new(entries: u32, start: u32) -> Self {
+    impl<T: Copy> Loop<T> {
+        fn of(entries: u32, start: u32, blank: T) -> Self {
             let indices = Box::new([AtomicU32::new(start), AtomicU32::new(start)]);
-            let mut slots = vec![0u64; entries as usize];
+            let mut slots = vec![blank; entries as usize];
             let slots_at = NonNull::new(slots.as_mut_ptr()).unwrap();
-            let shared = || Shared {
-                producer: NonNull::from(&indices[0]),
-                consumer: NonNull::from(&indices[1]),
-                flags: None,
-                slots: slots_at,
-                entries,
-                _mapping: None,
-            };
-            let (producer, consumer) = (Producer::new(shared()), Consumer::new(shared()));
-            Loop { _indices: indices, _slots: slots, producer, consumer }
+            let end = || view(&indices, slots_at, entries);
+            let (producer, consumer) = (Producer::new(end()), Consumer::new(end()));
+            Loop { indices, _slots: slots, producer, consumer }
         }
+
+        /// The same ring once more, for the side under test.
+        fn end(&self) -> Shared<T> {
+            view(&self.indices, self.producer.shared.slots, self.producer.shared.entries)
+        }
+    }
+
+    impl Loop<u64> {
+        fn new(entries: u32, start: u32) -> Self {
+            Loop::of(entries, start, 0)
+        }
+    }
+
+    fn view<T>(indices: &[AtomicU32; 2], slots: NonNull<T>, entries: u32) -> Shared<T> {
+        let [producer, consumer] = indices;
+        let (producer, consumer) = (NonNull::from(producer), NonNull::from(consumer));
+        Shared { producer, consumer, flags: None, slots, entries, _mapping: None }
     }
 
     proptest! {
@@ -365,6 +433,11 @@ mod tests {
                     _ => { ring.consumer.release(); reading = 0; }
                 }
                 prop_assert_eq!(ring.consumer.available() as usize, visible.len());
+                for ahead in 0..=entries {
+                    prop_assert_eq!(ring.consumer.peek(ahead), visible.get(ahead as usize).copied());
+                    let room = entries as usize - written.len() - visible.len() - reading;
+                    prop_assert_eq!(ring.producer.has_room(ahead), ahead as usize <= room);
+                }
                 prop_assert_eq!(ring.producer.pending() as usize, written.len() + visible.len() + reading);
             }
         }
@@ -384,6 +457,48 @@ mod tests {
                 for chunk in taken { prop_assert!(ring.producer.push(chunk), "chunk {} is lost", chunk); }
                 ring.consumer.release();
                 ring.producer.publish();
+            }
+        }
+
+        /// Frames of several chunks: a slot comes back once, when the last of its chunks did, in whatever order.
+        #[test]
+        fn a_slot_is_free_when_all_of_it_came_back(lens in proptest::collection::vec(1u32..=3 * CHUNK_BYTES, 1..20),
+                                                   shuffle in any::<u64>()) {
+            let slots = 4u32;
+            let blank = XdpDesc { addr: 0, len: 0, options: XdpDescOptions::empty() };
+            let mut frames = Loop::of(16, 0, blank);
+            let mut done = Loop::new(16, 0);
+            let (slot_bytes, away) = (3 * CHUNK_BYTES, vec![0; slots as usize].into_boxed_slice());
+            let mut tx = TxRings {
+                frames: Producer::new(frames.end()),
+                completions: CompletionRing(Consumer::new(done.end())),
+                slot_bytes,
+                away,
+            };
+            // SAFETY: the rights to the slots of this memory, made once; there is no memory behind them.
+            let mut free: Vec<Slot> = (0..slots).map(|index| unsafe { Slot::from_kernel(index) }).collect();
+            for (round, len) in lens.into_iter().enumerate() {
+                let slot = free.remove(0);
+                prop_assert_eq!(tx.push(slot, len), Ok(()));
+                tx.publish();
+                let mut taken: Vec<XdpDesc> = std::iter::from_fn(|| frames.consumer.pop()).collect();
+                frames.consumer.release();
+                prop_assert_eq!(taken.iter().map(|d| d.len).sum::<u32>(), len);
+                prop_assert_eq!(taken.len() as u32, len.div_ceil(CHUNK_BYTES));
+                let contd = |d: &XdpDesc| d.options.contains(XdpDescOptions::XDP_PKT_CONTD);
+                prop_assert_eq!(taken.iter().filter(|d| contd(d)).count(), taken.len() - 1);
+                for d in &taken {
+                    prop_assert!(d.addr % u64::from(CHUNK_BYTES) + u64::from(d.len) <= u64::from(CHUNK_BYTES));
+                }
+                let turn = (shuffle >> (round % 60)) as usize % taken.len();
+                taken.rotate_left(turn);
+                while let Some(desc) = taken.pop() {
+                    prop_assert_eq!(free.len(), slots as usize - 1);
+                    prop_assert!(done.producer.push(desc.addr));
+                    done.producer.publish();
+                    tx.reclaim(&mut free);
+                }
+                prop_assert_eq!(free.len(), slots as usize);
             }
         }
 

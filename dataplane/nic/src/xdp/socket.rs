@@ -15,9 +15,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use ferroce_mem::os::Arena;
 
-use super::ring::{CompletionRing, FillRing, RxRing, TxRing};
-use super::umem::{CHUNK_BYTES, Chunk, Umem};
-use super::{ZeroCopy, error};
+use super::ring::{CompletionRing, FillRing, RxRing, TxRings};
+use super::umem::{CHUNK_BYTES, Division, Slot, Umem};
+use super::{MULTI_BUFFER, ZeroCopy, error};
 use crate::port::PortError;
 
 /// How long binding may wait for the queue of a socket that was just closed: the kernel frees it from a work queue.
@@ -36,8 +36,10 @@ pub(super) struct SocketPlan<'p> {
     pub queue: u32,
     /// Entries of the receive ring, and chunks to receive into.
     pub rx_ring: u32,
-    /// Entries of the transmit and completion rings; 0 for a socket that never sends.
+    /// Frames to send that may be on their way; 0 for a socket that never sends.
     pub tx_ring: u32,
+    /// Chunks of the longest frame; more than 1 asks the kernel for frames over several buffers.
+    pub parts: u32,
     /// What is wanted.
     pub zero_copy: ZeroCopy,
     /// False where there can be none (generic mode).
@@ -45,9 +47,14 @@ pub(super) struct SocketPlan<'p> {
 }
 
 impl SocketPlan<'_> {
-    /// Chunks of the UMEM.
-    pub fn chunks(rx_ring: u32, tx_ring: u32) -> u32 {
-        rx_ring.saturating_add(tx_ring)
+    /// Division of the UMEM.
+    pub const fn division(&self) -> Division {
+        Division { receive: self.rx_ring, slots: self.tx_ring, slot_chunks: self.parts }
+    }
+
+    /// Entries of the transmit and completion rings: each frame takes one for each of its chunks.
+    const fn tx_entries(&self) -> u32 {
+        (self.tx_ring * self.parts).next_power_of_two()
     }
 
     /// Entries of the fill ring: two for each receive chunk. The kernel shows a burst in the receive ring before it
@@ -79,12 +86,11 @@ impl SocketCore {
 
 /// The sending half.
 pub(super) struct Sender {
-    pub ring: TxRing,
-    pub completions: CompletionRing,
-    /// Chunks to write the next frames into.
-    pub free: Vec<Chunk>,
+    pub rings: TxRings,
+    /// Slots to write the next frames into.
+    pub free: Vec<Slot>,
     /// The frame being written.
-    pub reserved: Option<Chunk>,
+    pub reserved: Option<Slot>,
 }
 
 /// A bound socket.
@@ -107,7 +113,8 @@ impl Socket {
         let what = |step: &'static str| move |errno| set_up(plan, step, errno);
         let fd = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
             .map_err(what("AF_XDP socket"))?;
-        let bytes = Umem::bytes_for(SocketPlan::chunks(plan.rx_ring, plan.tx_ring));
+        let division = plan.division();
+        let bytes = division.bytes();
         let block = arena.alloc(bytes, CHUNK_BYTES as usize).map_err(|e| {
             error(
                 "memory",
@@ -116,7 +123,7 @@ impl Socket {
                 "",
             )
         })?;
-        let (umem, mut chunks) = Umem::new(block);
+        let (umem, mut chunks, slots) = Umem::new(block, division);
         let registration = XdpUmemReg {
             addr: umem.address(),
             len: umem.len(),
@@ -126,15 +133,15 @@ impl Socket {
             tx_metadata_len: 0,
         };
         sockopt::set_xdp_umem_reg(&fd, registration).map_err(what("UMEM registration"))?;
-        let completions = if plan.tx_ring == 0 { IDLE_COMPLETIONS } else { plan.tx_ring };
+        let completions = if plan.tx_ring == 0 { IDLE_COMPLETIONS } else { plan.tx_entries() };
         let fill_entries = SocketPlan::fill_entries(plan.rx_ring);
         sockopt::set_xdp_umem_fill_ring_size(&fd, fill_entries).map_err(what("fill ring"))?;
         sockopt::set_xdp_umem_completion_ring_size(&fd, completions).map_err(what("completion ring"))?;
         sockopt::set_xdp_rx_ring_size(&fd, plan.rx_ring).map_err(what("receive ring"))?;
         if plan.tx_ring != 0 {
-            sockopt::set_xdp_tx_ring_size(&fd, plan.tx_ring).map_err(what("transmit ring"))?;
+            sockopt::set_xdp_tx_ring_size(&fd, plan.tx_entries()).map_err(what("transmit ring"))?;
             // In copy mode the frames in flight count against the send buffer; all of the ring may be in flight.
-            let in_flight = plan.tx_ring as usize * 2 * CHUNK_BYTES as usize;
+            let in_flight = plan.tx_entries() as usize * 2 * CHUNK_BYTES as usize;
             sockopt::set_socket_send_buffer_size_force(&fd, in_flight).map_err(what("send buffer"))?;
         }
         let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(what("ring offsets"))?;
@@ -144,8 +151,13 @@ impl Socket {
             RxRing::map(fd.as_fd(), &offsets.rx, plan.rx_ring).map_err(what("mapping the receive ring"))?;
         let completions = CompletionRing::map(fd.as_fd(), &offsets.cr, completions)
             .map_err(what("mapping the completion ring"))?;
-        let tx = (plan.tx_ring != 0).then(|| TxRing::map(fd.as_fd(), &offsets.tx, plan.tx_ring)).transpose();
-        let tx = tx.map_err(what("mapping the transmit ring"))?;
+        let (rings, idle) = if plan.tx_ring == 0 {
+            (None, Some(completions))
+        } else {
+            let slots = (plan.tx_ring, division.slot_bytes());
+            let rings = TxRings::map(fd.as_fd(), &offsets.tx, plan.tx_entries(), completions, slots);
+            (Some(rings.map_err(what("mapping the transmit ring"))?), None)
+        };
 
         for _ in 0..plan.rx_ring {
             if let Some(Err(chunk)) = chunks.pop().map(|chunk| fill.push(chunk)) {
@@ -159,10 +171,7 @@ impl Socket {
         if zero_copy {
             core.umem.set_zero_copy();
         }
-        let (sender, idle) = match tx {
-            Some(ring) => (Some(Sender { ring, completions, free: chunks, reserved: None }), None),
-            None => (None, Some(completions)),
-        };
+        let sender = rings.map(|rings| Sender { rings, free: slots, reserved: None });
         Ok(Socket { rx, fill, sender, _completions: idle, core: Arc::new(core), zero_copy, why_copy })
     }
 }
@@ -174,6 +183,9 @@ fn bind(plan: &SocketPlan<'_>, fd: BorrowedFd<'_>) -> Result<(bool, Option<Strin
         let refusal = if plan.may_zero_copy {
             match bind_patiently(plan, fd, SocketAddrXdpFlags::XDP_ZEROCOPY) {
                 Ok(()) => None,
+                Err(Errno::OPNOTSUPP) if plan.parts > 1 => {
+                    Some("driver has no zero-copy for frames over several buffers".to_string())
+                }
                 Err(Errno::OPNOTSUPP) => Some("driver has no zero-copy".to_string()),
                 Err(errno @ (Errno::BUSY | Errno::PERM | Errno::NODEV)) => {
                     return Err(set_up(plan, "bind", errno));
@@ -205,7 +217,8 @@ fn bind(plan: &SocketPlan<'_>, fd: BorrowedFd<'_>) -> Result<(bool, Option<Strin
 
 /// Binds, and tries again for a while if the queue is busy.
 fn bind_patiently(plan: &SocketPlan<'_>, fd: BorrowedFd<'_>, flags: SocketAddrXdpFlags) -> Result<(), Errno> {
-    let flags = flags | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+    let mut flags = flags | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+    flags.set(SocketAddrXdpFlags::XDP_USE_SG, plan.parts > 1);
     let address = SocketAddrXdp::new(flags, plan.index, plan.queue);
     let deadline = Instant::now() + BUSY_LIMIT;
     loop {
@@ -220,7 +233,7 @@ fn bind_patiently(plan: &SocketPlan<'_>, fd: BorrowedFd<'_>, flags: SocketAddrXd
 fn set_up(plan: &SocketPlan<'_>, step: &str, errno: Errno) -> PortError {
     let queue = format!("queue {} of {}", plan.queue, plan.interface);
     match errno {
-        Errno::PERM => super::missing_capability(plan.interface, step),
+        Errno::PERM => super::rights::missing_capability(plan.interface, step),
         Errno::BUSY => error(
             "interface",
             queue,
@@ -233,7 +246,7 @@ fn set_up(plan: &SocketPlan<'_>, step: &str, errno: Errno) -> PortError {
         Errno::NOBUFS => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             let limit = limit.map_or("unlimited".to_string(), |bytes| format!("{bytes} bytes"));
-            let bytes = Umem::bytes_for(SocketPlan::chunks(plan.rx_ring, plan.tx_ring));
+            let bytes = plan.division().bytes();
             error(
                 "memlock",
                 format!("{bytes} pinned bytes for {queue}"),
@@ -241,6 +254,12 @@ fn set_up(plan: &SocketPlan<'_>, step: &str, errno: Errno) -> PortError {
                 "raise RLIMIT_MEMLOCK (LimitMEMLOCK= in the unit) or give CAP_IPC_LOCK",
             )
         }
+        Errno::INVAL | Errno::OPNOTSUPP if step == "bind" && plan.parts > 1 => error(
+            MULTI_BUFFER,
+            queue,
+            format!("frames of one buffer: the kernel answered {errno}"),
+            "Linux 6.6 and later have frames over several buffers",
+        ),
         Errno::INVAL if step == "bind" => error(
             "queues",
             queue,

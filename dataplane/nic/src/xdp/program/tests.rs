@@ -31,8 +31,8 @@ impl Bench {
             addresses.update(&address_key(ip.parse().unwrap()), &[1]).unwrap();
         }
         let code = assemble(sockets.fd(), addresses.fd(), unowned.fd());
-        let program =
-            Program::load("ferroce_test", &code).unwrap_or_else(|(errno, log)| panic!("{errno}\n{log}"));
+        let program = Program::load("ferroce_test", &code, false)
+            .unwrap_or_else(|(errno, log)| panic!("{errno}\n{log}"));
         let socket = with_socket.then(|| {
             use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
             let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
