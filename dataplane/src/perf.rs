@@ -12,7 +12,7 @@ use ferroce_api::appliance::{
 };
 use ferroce_api::{ApiError, Code};
 use ferroce_engine::{Engine, ServiceId, SoftDevice};
-use ferroce_services::perf::{self as service, PerfEndpoints, PerfHandle, PerfMemory, PerfService};
+use ferroce_services::perf::{self as service, PerfEndpoints, PerfHandle, PerfMemory, PerfQp, PerfService};
 use ferroce_services::{AnyService, LatencySummary, Role, State};
 use ferroce_verbs::{CqId, Device, QpInfo, QpState, Qpn, RemoteAddr, Rkey};
 
@@ -87,14 +87,12 @@ impl Tests {
         let passive = local.is_passive();
         let memory = PerfMemory::prepare(&local, mr.block.clone()).map_err(spec_error)?;
         let endpoints = PerfEndpoints {
-            qpn: spec.qpn,
+            qps: vec![PerfQp { qpn: spec.qpn, remote_addr, remote_rkey, datagram: None }],
             send_cq: CqId(qp.send_cq.0),
             recv_cq: CqId(qp.recv_cq.0),
             local: memory,
             local_lkey: ferroce_verbs::Lkey(spec.lkey.0),
             local_iova: mr.iova,
-            remote_addr,
-            remote_rkey,
         };
         let (service, handle) = PerfService::new(local, endpoints).map_err(spec_error)?;
         let service = engine.add_service(info.worker, service.into()).map_err(convert::error)?;

@@ -11,6 +11,7 @@ struct Shared<R> {
     done: AtomicU64,
     ready: AtomicBool,
     stop: AtomicBool,
+    events: AtomicU64,
     outcome: OnceLock<Result<R, ServiceError>>,
 }
 
@@ -63,6 +64,12 @@ impl<R> Handle<R> {
         self.0.ready.load(Ordering::Acquire)
     }
 
+    /// Tells a service that polls by events that a completion queue of its had one. The host gets it from the queues'
+    /// channel (`get_cq_event`), acknowledges it, calls this, and wakes the worker if that may sleep.
+    pub fn notify(&self) {
+        self.0.events.fetch_add(1, Ordering::Release);
+    }
+
     /// Asks the service to end at its next poll, with what it has done so far. What it still has in flight stays
     /// with the queue pair.
     pub fn stop(&self) {
@@ -79,6 +86,7 @@ impl<R> Progress<R> {
             done: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            events: AtomicU64::new(0),
             outcome: OnceLock::new(),
         });
         (Progress(Arc::clone(&shared)), Handle(shared))
@@ -88,6 +96,11 @@ impl<R> Progress<R> {
     }
     pub(crate) fn set_ready(&self) {
         self.0.ready.store(true, Ordering::Release);
+    }
+    /// Events told so far.
+    #[allow(dead_code)]
+    pub(crate) fn events(&self) -> u64 {
+        self.0.events.load(Ordering::Acquire)
     }
     pub(crate) fn stop_asked(&self) -> bool {
         self.0.stop.load(Ordering::Relaxed)

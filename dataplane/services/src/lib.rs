@@ -24,8 +24,8 @@ pub use fault::{Fault, ServiceError};
 pub use handle::{Handle, State};
 pub use latency::{LatencyRecorder, LatencySummary};
 pub use perf::{
-    PerfEndpoints, PerfError, PerfHandle, PerfMemory, PerfMode, PerfOp, PerfReport, PerfService, PerfSpec,
-    PerfState, PerfTotals, Role, SpecError,
+    PerfEndpoints, PerfError, PerfHandle, PerfLayout, PerfMemory, PerfMode, PerfOp, PerfQp, PerfRate,
+    PerfReport, PerfService, PerfSpec, PerfState, PerfTotals, Role, SpecError,
 };
 pub use pingpong::{PingPongEndpoints, PingPongHandle, PingPongReport, PingPongService, PingPongSpec};
 pub use pingpong::{SharedEndpoints, SharedPingPongService};

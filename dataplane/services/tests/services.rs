@@ -14,7 +14,7 @@ use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy};
 use ferroce_nic::Port;
 use ferroce_nic::shm::{self, ShmConfig, ShmPort};
 use ferroce_services::{
-    AnyService, Fault, Handle, PerfEndpoints, PerfMemory, PerfMode, PerfOp, PerfReport, PerfService,
+    AnyService, Fault, Handle, PerfEndpoints, PerfMemory, PerfMode, PerfOp, PerfQp, PerfReport, PerfService,
     PerfSpec, PingPongEndpoints, PingPongReport, PingPongService, PingPongSpec, Role, ServiceError, State,
 };
 use ferroce_verbs::{
@@ -235,14 +235,17 @@ impl World {
         self.client.connect(&a, (b.qpn, self.server.gid), PathMtu::Mtu1024, 7);
         self.server.connect(&b, (a.qpn, self.client.gid), PathMtu::Mtu1024, 7);
         let ends = |own: &End, peer: &End, local| PerfEndpoints {
-            qpn: own.qpn,
+            qps: vec![PerfQp {
+                qpn: own.qpn,
+                remote_addr: RemoteAddr(peer.keys.iova),
+                remote_rkey: peer.keys.rkey,
+                datagram: None,
+            }],
             send_cq: own.send_cq,
             recv_cq: own.recv_cq,
             local,
             local_lkey: own.keys.lkey,
             local_iova: own.keys.iova,
-            remote_addr: RemoteAddr(peer.keys.iova),
-            remote_rkey: peer.keys.rkey,
         };
         let (service, serving) = PerfService::new(server, ends(&b, &a, b_memory)).unwrap();
         let b_id = self.server.add(worker, service);
@@ -288,6 +291,11 @@ impl World {
         self.finish((a, a_id), (b, b_id));
         reports
     }
+}
+
+/// A queue pair whose peer has no memory.
+fn nowhere(qpn: Qpn) -> PerfQp {
+    PerfQp { qpn, remote_addr: RemoteAddr(0), remote_rkey: ferroce_verbs::Rkey(0), datagram: None }
 }
 
 const OPS: [PerfOp; 3] = [PerfOp::Send, PerfOp::Write, PerfOp::Read];
@@ -436,14 +444,12 @@ fn a_peer_that_is_not_there_fails_in_bounded_time() {
     // Nobody has this number.
     world.client.connect(&end, (Qpn::new(0x123456), world.server.gid), PathMtu::Mtu1024, 1);
     let ends = PerfEndpoints {
-        qpn: end.qpn,
+        qps: vec![nowhere(end.qpn)],
         send_cq: end.send_cq,
         recv_cq: end.recv_cq,
         local,
         local_lkey: end.keys.lkey,
         local_iova: end.keys.iova,
-        remote_addr: RemoteAddr(0),
-        remote_rkey: ferroce_verbs::Rkey(0),
     };
     let (service, handle) = PerfService::new(spec, ends).unwrap();
     let id = world.client.add(0, service);
@@ -466,14 +472,12 @@ fn a_server_without_a_client_stalls_out_or_stops() {
     for stop in [false, true] {
         let local = PerfMemory::prepare(&spec, end.block.clone()).unwrap();
         let ends = PerfEndpoints {
-            qpn: end.qpn,
+            qps: vec![nowhere(end.qpn)],
             send_cq: end.send_cq,
             recv_cq: end.recv_cq,
             local,
             local_lkey: end.keys.lkey,
             local_iova: end.keys.iova,
-            remote_addr: RemoteAddr(0),
-            remote_rkey: ferroce_verbs::Rkey(0),
         };
         let (service, handle) = PerfService::new(spec, ends).unwrap();
         if stop {

@@ -8,12 +8,24 @@ use crate::latency::{LatencyRecorder, LatencySummary};
 pub struct PerfReport {
     /// What was asked.
     pub spec: PerfSpec,
-    /// Messages measured (without warm-up). 0 on a passive server.
+    /// Messages measured, of all queue pairs, without warm-up: those that this side asked for, or, of a side that only
+    /// receives, those received. 0 on a passive server.
     pub messages: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// From the first post to the last completion, in ns.
+    /// Messages measured that came in by receives: a bidirectional side has these beside its own.
+    pub received: u64,
+    /// Messages that should have come by the count and did not; UC and UD only.
+    pub lost: u64,
+    /// Messages posted that were not complete at the end: those of a stopped test, and the last ones of a latency test
+    /// whose peer left as soon as it had all it waited for.
+    pub unfinished: u64,
+    /// Receives still posted.
+    pub receives_left: u64,
+    /// From the first post to the last completion, in ns; with a margin, the time between the margins.
     pub elapsed_ns: u64,
+    /// Time that the worker's thread ran meanwhile, in ns; `None` where nobody measured it.
+    pub cpu_ns: Option<u64>,
     /// Messages per second; 0 if no time passed.
     pub msgs_per_s: f64,
     /// 10^9 bytes per second.
@@ -29,12 +41,22 @@ pub struct PerfReport {
 }
 
 /// What a test counted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct PerfTotals {
-    /// Messages measured.
+    /// As [`PerfReport::messages`].
     pub messages: u64,
-    /// From the first post to the last completion, in ns.
+    /// As [`PerfReport::received`].
+    pub received: u64,
+    /// As [`PerfReport::lost`].
+    pub lost: u64,
+    /// As [`PerfReport::unfinished`].
+    pub unfinished: u64,
+    /// As [`PerfReport::receives_left`].
+    pub receives_left: u64,
+    /// As [`PerfReport::elapsed_ns`].
     pub elapsed_ns: u64,
+    /// As [`PerfReport::cpu_ns`].
+    pub cpu_ns: Option<u64>,
     /// Best window.
     pub peak_msgs_per_s: Option<f64>,
     /// Ended on request rather than by count or time.
@@ -53,7 +75,12 @@ impl PerfReport {
             spec,
             messages: totals.messages,
             bytes,
+            received: totals.received,
+            lost: totals.lost,
+            unfinished: totals.unfinished,
+            receives_left: totals.receives_left,
             elapsed_ns: totals.elapsed_ns,
+            cpu_ns: totals.cpu_ns,
             msgs_per_s: per_second(totals.messages as f64),
             gbytes_per_s: per_second(bytes as f64) / 1e9,
             peak_gbytes_per_s: totals.peak_msgs_per_s.map(|rate| rate * f64::from(spec.size) / 1e9),
@@ -61,6 +88,27 @@ impl PerfReport {
             samples,
             stopped: totals.stopped,
         }
+    }
+
+    /// True if nothing of the test is left on its queue pairs: the next one may use them.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.unfinished == 0 && self.receives_left == 0
+    }
+
+    /// Seconds of CPU per second.
+    #[must_use]
+    pub fn cpus(&self) -> Option<f64> {
+        let cpu_ns = self.cpu_ns?;
+        (self.elapsed_ns > 0).then(|| cpu_ns as f64 / self.elapsed_ns as f64)
+    }
+
+    /// Cycles of CPU per byte, both directions counted, of a CPU of `hz` cycles per second.
+    #[must_use]
+    pub fn cycles_per_byte(&self, hz: f64) -> Option<f64> {
+        let own = if self.spec.requests() { self.messages } else { 0 };
+        let bytes = own.saturating_add(self.received).saturating_mul(u64::from(self.spec.size));
+        (bytes > 0).then_some(self.cpu_ns? as f64 / 1e9 * hz / bytes as f64)
     }
 }
 
@@ -78,7 +126,7 @@ mod tests {
             messages: 1_000_000_000_000,
             elapsed_ns,
             peak_msgs_per_s: Some(5e6),
-            stopped: false,
+            ..PerfTotals::default()
         };
         let report = PerfReport::new(spec, totals, None);
         assert_eq!(report.bytes, 100_000_000_000_000_000);
@@ -92,7 +140,7 @@ mod tests {
     #[test]
     fn no_time_gives_no_rate_and_no_overflow() {
         let spec = PerfSpec::new(PerfOp::Send, PerfMode::Bw, Role::Server, u32::MAX);
-        let totals = PerfTotals { messages: u64::MAX, elapsed_ns: 0, peak_msgs_per_s: None, stopped: true };
+        let totals = PerfTotals { messages: u64::MAX, stopped: true, ..PerfTotals::default() };
         let report = PerfReport::new(spec, totals, None);
         assert_eq!(report.bytes, u64::MAX);
         assert_eq!((report.msgs_per_s, report.gbytes_per_s), (0.0, 0.0));

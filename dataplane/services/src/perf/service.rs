@@ -1,10 +1,12 @@
 //! The perf state machine. One exchange or one bounded burst per poll.
 
-use ferroce_verbs::{PostError, Queues, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Service, Sge, Wc};
+use ferroce_verbs::{
+    PostError, QpType, Queues, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Service, Sge, Wc,
+};
 
+use super::layout::Layout;
 use super::report::PerfTotals;
-use super::spec::Layout;
-use super::{PerfEndpoints, PerfHandle, PerfMode, PerfOp, PerfReport, PerfSpec, Role, SpecError};
+use super::{PerfEndpoints, PerfHandle, PerfLayout, PerfMode, PerfOp, PerfReport, PerfSpec, Role, SpecError};
 use crate::clock;
 use crate::cq::{self, BATCH, RECV_MARK};
 use crate::fault::{Fault, ServiceError};
@@ -51,15 +53,8 @@ impl PerfService {
     /// # Errors
     /// The specification is refused, or the endpoints' memory was prepared for a smaller one.
     pub fn new(spec: PerfSpec, endpoints: PerfEndpoints) -> Result<(Self, PerfHandle), SpecError> {
-        spec.check()?;
-        let have = endpoints.local.block().len() as u64;
-        if have < spec.memory_bytes() {
-            return Err(SpecError {
-                attribute: "memory",
-                asked: have,
-                allowed: "PerfSpec::memory_bytes or more",
-            });
-        }
+        endpoints.local.check_size(&spec)?;
+        not_there_yet(&spec)?;
         let (progress, handle) = Progress::new();
         let mut inline = vec![0; if spec.is_inline() { spec.size as usize } else { 0 }].into_boxed_slice();
         pattern::fill(&mut inline, spec.own_seed(), 0, 0);
@@ -93,7 +88,10 @@ impl PerfService {
     /// Messages done, warm-up included.
     fn done(&self) -> u64 {
         match (self.spec.role, self.spec.mode, self.spec.op) {
-            (Role::Client, PerfMode::Bw, _) | (Role::Client, PerfMode::Lat, PerfOp::Read) => self.completed,
+            (Role::Client, PerfMode::Bw, _)
+            | (Role::Client, PerfMode::Lat, PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap) => {
+                self.completed
+            }
             (Role::Client, PerfMode::Lat, _) | (Role::Server, ..) => self.received,
         }
     }
@@ -147,9 +145,11 @@ impl PerfService {
         let mut count = 0;
         while count < POST_BURST && self.recv_posted < self.total && self.recv_posted - self.received < depth
         {
-            let sge = [self.local_sge(self.layout.recv_offset(self.recv_posted))];
+            let sge = [self.local_sge(self.layout.place(&self.layout.receive, self.recv_posted))];
             let sg_list = if self.spec.size == 0 { &sge[..0] } else { &sge[..] };
-            match queues.post_recv(self.ends.qpn, &RecvWr { wr_id: RECV_MARK | self.recv_posted, sg_list }) {
+            match queues
+                .post_recv(self.ends.qps[0].qpn, &RecvWr { wr_id: RECV_MARK | self.recv_posted, sg_list })
+            {
                 Ok(()) => self.recv_posted += 1,
                 Err(PostError::Full) => break,
                 Err(error) => return Err(Fault::Post(error)),
@@ -208,7 +208,7 @@ impl PerfService {
         self.sample(message);
         self.received += 1;
         if self.spec.check_data {
-            let at = self.layout.recv_offset(message);
+            let at = self.layout.place(&self.layout.receive, message);
             let (size, seed) = (self.spec.size.into(), self.spec.peer_seed());
             self.ends.local.check(at, size, seed, message, message)?;
         }
@@ -222,8 +222,8 @@ impl PerfService {
         }
         let (size, seed) = (u64::from(self.spec.size), self.spec.peer_seed());
         for message in from..to {
-            let at = self.layout.recv_offset(message);
-            self.ends.local.check(at, size, seed, message % self.layout.send_slots, message)?;
+            let at = self.layout.place(&self.layout.receive, message);
+            self.ends.local.check(at, size, seed, message % self.layout.outgoing.slots, message)?;
             self.ends.local.set(at, size, 0xee)?;
         }
         Ok(())
@@ -243,7 +243,7 @@ impl PerfService {
         if self.received >= self.total {
             return Ok(0);
         }
-        let at = self.layout.recv_offset(0);
+        let at = self.layout.place(&self.layout.receive, 0);
         let size = u64::from(self.spec.size);
         if self.ends.local.byte(at + size - 1)? != write_mark(self.received) {
             return Ok(0);
@@ -310,13 +310,13 @@ impl PerfService {
             &[]
         };
         let local = match self.spec.op {
-            PerfOp::Read => self.layout.recv_offset(message),
-            PerfOp::Send | PerfOp::Write => self.layout.send_offset(message),
+            PerfOp::Read => self.layout.place(&self.layout.receive, message),
+            _ => self.layout.place(&self.layout.outgoing, message),
         };
         let sge = [self.local_sge(local)];
         let sg_list = if self.spec.size == 0 || self.spec.is_inline() { &sge[..0] } else { &sge[..] };
         let wr = SendWr { wr_id: message, op: self.operation(message), sg_list, inline, flags, ud: None };
-        match queues.post_send(self.ends.qpn, &wr) {
+        match queues.post_send(self.ends.qps[0].qpn, &wr) {
             Ok(()) => {
                 self.posted += 1;
                 self.tail_signalled = signalled;
@@ -333,24 +333,28 @@ impl PerfService {
     }
 
     fn operation(&self, message: u64) -> SendOp {
-        let at = |offset: u64| RemoteAddr(self.ends.remote_addr.0.wrapping_add(offset));
-        let rkey = self.ends.remote_rkey;
+        let at = |offset: u64| RemoteAddr(self.ends.qps[0].remote_addr.0.wrapping_add(offset));
+        let rkey = self.ends.qps[0].remote_rkey;
         match self.spec.op {
             PerfOp::Send => SendOp::Send,
-            PerfOp::Write => SendOp::Write { remote_addr: at(self.layout.recv_offset(message)), rkey },
-            PerfOp::Read => SendOp::Read { remote_addr: at(self.layout.send_offset(message)), rkey },
+            PerfOp::Write => {
+                SendOp::Write { remote_addr: at(self.layout.place(&self.layout.receive, message)), rkey }
+            }
+            PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap => {
+                SendOp::Read { remote_addr: at(self.layout.place(&self.layout.outgoing, message)), rkey }
+            }
         }
     }
 
     /// What changes from message to message: everything when data is checked, the last byte of a write for latency.
     fn write_message(&mut self, message: u64) -> Result<(), Fault> {
-        let at = self.layout.send_offset(message);
+        let at = self.layout.place(&self.layout.outgoing, message);
         let (size, seed) = (u64::from(self.spec.size), self.spec.own_seed());
         let write_latency = self.spec.op == PerfOp::Write && self.spec.mode == PerfMode::Lat;
         let changes = self.spec.check_data && (self.spec.op == PerfOp::Send || write_latency);
         if self.spec.is_inline() {
             // Static data is that of the slot, as prepared in memory.
-            let number = if changes { message } else { message % self.layout.send_slots };
+            let number = if changes { message } else { message % self.layout.outgoing.slots };
             if self.spec.check_data {
                 pattern::fill(&mut self.inline, seed, number, 0);
             }
@@ -372,7 +376,8 @@ impl PerfService {
     fn is_complete(&self) -> bool {
         let all = |count: u64| count == self.total;
         match (self.spec.role, self.spec.mode, self.spec.op) {
-            (Role::Client, PerfMode::Bw, _) | (Role::Client, PerfMode::Lat, PerfOp::Read) => {
+            (Role::Client, PerfMode::Bw, _) => all(self.completed),
+            (Role::Client, PerfMode::Lat, PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap) => {
                 all(self.completed)
             }
             (Role::Client, PerfMode::Lat, PerfOp::Send | PerfOp::Write)
@@ -380,7 +385,7 @@ impl PerfService {
                 all(self.completed) && all(self.received)
             }
             (Role::Server, PerfMode::Bw, PerfOp::Send) => all(self.received),
-            (Role::Server, _, PerfOp::Read) | (Role::Server, PerfMode::Bw, PerfOp::Write) => false,
+            (Role::Server, ..) => false,
         }
     }
 
@@ -389,12 +394,12 @@ impl PerfService {
         let written = self.spec.check_data
             && self.spec.is_passive()
             && self.spec.op == PerfOp::Write
-            && self.verified < self.layout.recv_slots.min(self.total);
+            && self.verified < self.layout.receive.slots.min(self.total);
         if !written {
             return Ok(true);
         }
         let (slot, size) = (self.verified, u64::from(self.spec.size));
-        let at = self.layout.recv_offset(slot);
+        let at = self.layout.place(&self.layout.receive, slot);
         self.verified += 1;
         // With a duration nobody knows here how many slots the client came to use; the first one at least.
         if self.spec.duration_ns.is_some() && slot > 0 && self.ends.local.is_untouched(at, size)? {
@@ -410,13 +415,14 @@ impl PerfService {
             elapsed_ns: self.started_ns.map_or(0, |started| self.ended_ns.saturating_sub(started)),
             peak_msgs_per_s: if self.spec.mode == PerfMode::Bw { self.rate.best() } else { None },
             stopped,
+            ..PerfTotals::default()
         };
         self.progress.set_done(self.done());
         self.progress.finish(Ok(PerfReport::new(self.spec, totals, self.samples.take())));
     }
 
     fn fail(&mut self, fault: Fault) {
-        self.progress.finish(Err(ServiceError { fault, qpn: self.ends.qpn, done: self.done() }));
+        self.progress.finish(Err(ServiceError { fault, qpn: self.ends.qps[0].qpn, done: self.done() }));
     }
 
     fn after_step(&mut self, work: usize, now_ns: u64) {
@@ -436,6 +442,25 @@ impl PerfService {
         if deadline > 0 && waited_ns > deadline && !self.spec.is_passive() {
             self.fail(Fault::Stalled { waited_ns });
         }
+    }
+}
+
+/// What is still to come.
+fn not_there_yet(spec: &PerfSpec) -> Result<(), SpecError> {
+    let missing = [
+        ("connection", spec.connection != QpType::Rc),
+        ("qps", spec.qps > 1),
+        ("layout", spec.layout != PerfLayout::Ours),
+        ("atomics", spec.op.is_atomic()),
+        ("bidirectional", spec.bidirectional),
+        ("events", spec.events),
+        ("rate", spec.rate.is_some()),
+        ("margin", spec.margin_ns > 0),
+        ("post_list", spec.post_list > 1),
+    ];
+    match missing.iter().find(|(_, asked)| *asked) {
+        Some((attribute, _)) => Err(SpecError { attribute, asked: 1, allowed: "nothing yet" }),
+        None => Ok(()),
     }
 }
 

@@ -38,6 +38,7 @@ fn operation(op: PerfOp, transport: Transport) -> &'static str {
         (PerfOp::Read, Transport::Rdma) => "RDMA_Read",
         (PerfOp::Write, _) => "Write",
         (PerfOp::Read, _) => "Read",
+        (PerfOp::FetchAdd | PerfOp::CmpSwap, _) => "Atomic",
     }
 }
 
@@ -112,7 +113,9 @@ fn header_text(spec: &PerfSpec, facts: &Facts<'_>) -> String {
         let index = args.gid_index.map_or("by family".to_string(), |i| i.to_string());
         lines.push(single("GID index", index));
         match spec.op {
-            PerfOp::Read => lines.push(single("Outstand reads", ends.own.reads.min(ends.remote.reads))),
+            PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap => {
+                lines.push(single("Outstand reads", ends.own.reads.min(ends.remote.reads)))
+            }
             PerfOp::Send | PerfOp::Write => {
                 lines.push(single("Max inline data", format_args!("{}[B]", spec.inline_bytes)));
             }

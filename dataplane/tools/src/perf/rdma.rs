@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use ferroce_engine::ServiceId;
-use ferroce_services::{PerfEndpoints, PerfHandle, PerfMemory, PerfReport, PerfService, PerfSpec, State};
+use ferroce_services::{
+    PerfEndpoints, PerfHandle, PerfMemory, PerfQp, PerfReport, PerfService, PerfSpec, State,
+};
 use ferroce_verbs::{Device, Gid, PathMtu, Psn, Qpn, RemoteAddr, Rkey};
 
 use super::PerfArgs;
@@ -135,14 +137,17 @@ impl Rdma {
         let Some(open) = &mut self.test else { return Err(Fail::failed("the test was not opened")) };
         let Some(local) = open.memory.take() else { return Err(Fail::failed("the test was started twice")) };
         let ends = PerfEndpoints {
-            qpn: open.pair.qpn,
+            qps: vec![PerfQp {
+                qpn: open.pair.qpn,
+                remote_addr: RemoteAddr(remote.addr),
+                remote_rkey: Rkey(remote.rkey),
+                datagram: None,
+            }],
             send_cq: open.pair.send_cq,
             recv_cq: open.pair.recv_cq,
             local,
             local_lkey: open.pair.keys.lkey,
             local_iova: open.pair.keys.iova,
-            remote_addr: RemoteAddr(remote.addr),
-            remote_rkey: Rkey(remote.rkey),
         };
         let (service, handle) = PerfService::new(open.spec, ends).map_err(|e| Fail::failed(e.to_string()))?;
         let id = self.plane.add_service(service)?;

@@ -74,7 +74,7 @@ impl<C: Channel> Test<'_, C> {
         match (self.spec.op, self.spec.mode, self.spec.role) {
             (PerfOp::Send, PerfMode::Lat, _) => true,
             (PerfOp::Send | PerfOp::Write, _, role) => role == Role::Client,
-            (PerfOp::Read, _, role) => role == Role::Server,
+            (PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap, _, role) => role == Role::Server,
         }
     }
 
@@ -119,7 +119,7 @@ impl<C: Channel> Test<'_, C> {
 
     fn report(&self, messages: u64, elapsed_ns: u64, samples: Option<LatencyRecorder>) -> PerfReport {
         let peak_msgs_per_s = if self.spec.mode == PerfMode::Bw { self.rate.best() } else { None };
-        let totals = PerfTotals { messages, elapsed_ns, peak_msgs_per_s, stopped: false };
+        let totals = PerfTotals { messages, elapsed_ns, peak_msgs_per_s, ..PerfTotals::default() };
         PerfReport::new(*self.spec, totals, samples)
     }
 
@@ -156,7 +156,9 @@ impl<C: Channel> Test<'_, C> {
         let window = match self.spec.op {
             PerfOp::Send => u64::MAX,
             PerfOp::Write => u64::from(self.spec.tx_depth),
-            PerfOp::Read => u64::from(self.spec.tx_depth).min(MOST_REQUESTS),
+            PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap => {
+                u64::from(self.spec.tx_depth).min(MOST_REQUESTS)
+            }
         };
         let (mut sent, mut done, mut started) = (0, 0, now_ns());
         while !self.is_over(sent, started) {
@@ -188,7 +190,7 @@ impl<C: Channel> Test<'_, C> {
         if !self.recv(done)? {
             return Err(SockError::Ended { done });
         }
-        let now_done = if self.spec.op == PerfOp::Read {
+        let now_done = if !matches!(self.spec.op, PerfOp::Send | PerfOp::Write) {
             done + 1
         } else {
             let bytes = self.channel.incoming().try_into().unwrap_or([0; 8]);
@@ -210,7 +212,8 @@ impl<C: Channel> Test<'_, C> {
             }
             number += 1;
             match (self.spec.op, self.spec.mode) {
-                (PerfOp::Send | PerfOp::Write, PerfMode::Lat) | (PerfOp::Read, _) => self.send(number - 1)?,
+                (PerfOp::Send | PerfOp::Write, PerfMode::Lat)
+                | (PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap, _) => self.send(number - 1)?,
                 (PerfOp::Write, PerfMode::Bw) if number.is_multiple_of(every) || number == warmup => {
                     acknowledged = self.acknowledge(number)?;
                 }
@@ -220,7 +223,10 @@ impl<C: Channel> Test<'_, C> {
                 (PerfOp::Send | PerfOp::Write, PerfMode::Bw) => {}
             }
         }
-        if self.spec.mode == PerfMode::Bw && self.spec.op != PerfOp::Read && acknowledged < number {
+        if self.spec.mode == PerfMode::Bw
+            && matches!(self.spec.op, PerfOp::Send | PerfOp::Write)
+            && acknowledged < number
+        {
             self.acknowledge(number)?;
         }
         if self.spec.duration_ns.is_none() && number != self.total() {

@@ -110,7 +110,7 @@ fn shape(spec: &PerfSpec) -> Shape {
         (PerfOp::Send, PerfMode::Lat) => (size, size, 0),
         (PerfOp::Send, PerfMode::Bw) => (size, ACK_BYTES, 0),
         (PerfOp::Write, _) => (HEADER_BYTES + size, ACK_BYTES, HEADER_BYTES),
-        (PerfOp::Read, _) => (HEADER_BYTES, size, 0),
+        (PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap, _) => (HEADER_BYTES, size, 0),
     };
     let (outgoing, incoming) = match spec.role {
         Role::Client => (client, server),
