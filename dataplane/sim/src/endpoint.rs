@@ -21,8 +21,33 @@ pub(crate) struct QpSlot {
     pub(crate) last_sent: Option<Psn>,
     /// The peer asked by an RNR NAK for patience until then, as long as this PSN stays the oldest unacknowledged one.
     pub(crate) quiet: Option<(Instant, Psn)>,
+    /// What became of the oldest unacknowledged PSN so far.
+    pub(crate) tries: Tries,
     /// For planted faults.
     pub(crate) memo: Memo,
+}
+
+/// Attempts at one PSN: each but the first is a retry, or follows an RNR NAK.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Tries {
+    /// The PSN.
+    pub psn: Psn,
+    /// Times it was sent.
+    pub sent: u32,
+    /// RNR NAKs for it that were taken.
+    pub busy: u32,
+    /// Requests and answers of the queue pair that the wires lost, damaged or held back meanwhile.
+    pub lost: u32,
+}
+
+impl Tries {
+    /// Those at `psn`: others are forgotten.
+    pub(crate) fn at(&mut self, psn: Psn) -> &mut Tries {
+        if self.psn != psn {
+            *self = Tries { psn, ..Tries::default() };
+        }
+        self
+    }
 }
 
 /// An endpoint: addresses, memory, queue pairs.
@@ -56,6 +81,7 @@ impl QpSlot {
         if self.qp.info().una_psn != psn {
             return;
         }
+        self.tries.at(psn).busy += 1;
         // Another for the same packet, as duplicates bring, need not make the wait longer.
         if self.quiet.is_none_or(|(until, of)| of != psn || until <= now) {
             self.quiet = Some((now.after(RNR_TIMER_NS[usize::from(timer)]), psn));

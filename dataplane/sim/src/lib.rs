@@ -4,8 +4,10 @@
 //! Queue pairs are real (`ferroce_transport::Qp`), their memory is registered in a real key table. Only time and the
 //! wires are simulated: [`clock`] and [`link`]. [`world`] joins them, [`workload`] makes work by a seed, [`checker`]
 //! holds the results against what was asked; fabric, workload and checkers know nothing of each other's insides.
-//! A run is decided by its seed alone: it reads no clock, no other source of chance, and spawns no thread.
+//! A run is decided by its plan alone, and that by its seed: it reads no clock, no other source of chance, and spawns no
+//! thread. [`batch`] makes many of them at once.
 
+pub mod batch;
 pub mod checker;
 pub mod clock;
 pub mod endpoint;

@@ -1,33 +1,36 @@
 //! `ferroce-sim`: runs of the real transport under seeded faults.
 
+use std::ops::Range;
 use std::process::ExitCode;
 
 use clap::Parser;
-use ferroce_sim::{Plan, Planted, Report, run_plan};
+use ferroce_sim::{Plan, Planted, Report, batch, run_plan};
 
 /// Runs the real transport on a virtual clock under seeded faults and checks every promise it makes.
 ///
-/// A run is decided by its seed. The first that breaks a promise is printed with its last packets and the command
-/// that repeats it, and the exit status is 1.
+/// A run is decided by its seed and by `--messages`; runs go on all cores at once. The lowest seed that breaks a promise
+/// is printed with its last packets and the command that repeats it, and the exit status is 1.
 #[derive(Parser)]
 #[command(name = "ferroce-sim", version)]
 struct Args {
-    /// Number of runs.
-    #[arg(long, default_value_t = 100, value_name = "N", conflicts_with = "seed")]
-    seeds: u64,
+    /// Number of runs; 100 unless given.
+    #[arg(long, value_name = "N", conflicts_with = "seed")]
+    seeds: Option<u64>,
     /// Seed of the first run.
     #[arg(long, default_value_t = 1, value_name = "S", conflicts_with = "seed")]
     start: u64,
     /// Just this run.
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// At least so many work requests in each run that no peer ends by falling silent.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    /// At least so many messages (work requests) in each run that ends by itself, and not by a peer that falls silent or
+    /// by a key that is taken away.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
     messages: u32,
     /// Print the plan and every packet to stderr.
     #[arg(long, short)]
     verbose: bool,
-    /// Plant each known fault and say which seed finds it first; exit status 1 if one is not found within `--seeds`.
+    /// Plant each known fault and print the lowest seed at which the checker that is meant for it finds it; exit status 1
+    /// if one is not found within `--seeds` (1000 unless given).
     #[arg(long, conflicts_with = "seed")]
     plants: bool,
     /// Plant this fault, by the name that `--plants` prints.
@@ -40,30 +43,34 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let count = args.seeds.unwrap_or(if args.plants { 1000 } else { 100 });
     let seeds = match args.seed {
         Some(seed) => seed..seed.saturating_add(1),
-        None => args.start..args.start.saturating_add(args.seeds),
+        None => args.start..args.start.saturating_add(count),
     };
+    // Packets of two runs at once would be told apart by nobody.
+    let threads = if args.verbose { 1 } else { batch::threads() };
     if args.plants {
-        return plants(&seeds);
+        return plants(&seeds, args.messages, threads);
     }
     let mut total = Total::default();
-    for seed in seeds {
+    let run = |seed| {
         let plan = Plan::from_seed(seed).with_messages(args.messages);
         if args.verbose {
             eprintln!("{plan:#?}");
         }
-        match run_plan(&plan, args.plant, args.verbose) {
+        run_plan(&plan, args.plant, args.verbose)
+    };
+    batch::in_order(seeds, threads, run, |_, result| {
+        match result {
             Ok(report) => total.add(&report),
             Err(failure) => {
                 eprintln!("{failure}");
                 total.failed += 1;
-                if !args.keep_going {
-                    break;
-                }
             }
         }
-    }
+        total.failed == 0 || args.keep_going
+    });
     println!("{total}");
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -77,17 +84,18 @@ fn plant_of(name: &str) -> Result<Planted, String> {
 }
 
 /// Finds each planted fault.
-fn plants(seeds: &std::ops::Range<u64>) -> ExitCode {
+fn plants(seeds: &Range<u64>, messages: u32, threads: usize) -> ExitCode {
     let mut missed = 0;
     for planted in Planted::ALL {
         let name = format!("{planted:?}");
-        let first = seeds.clone().find_map(|seed| {
-            run_plan(&Plan::from_seed(seed), Some(planted), false).err().map(|failure| (seed, failure))
+        let mut found = None;
+        let run = |seed| run_plan(&Plan::from_seed(seed).with_messages(messages), Some(planted), false);
+        batch::in_order(seeds.clone(), threads, run, |seed, result| {
+            found = result.err().map(|failure| (seed, failure.violation.kind));
+            found.is_none()
         });
-        match first {
-            Some((seed, failure)) => {
-                println!("{name:<20} seed {seed:<4} {:?}", failure.violation.kind);
-            }
+        match found {
+            Some((seed, kind)) => println!("{name:<20} seed {seed:<4} {kind:?}"),
             None => {
                 println!("{name:<20} not found in {} seeds", seeds.end - seeds.start);
                 missed += 1;
@@ -114,6 +122,7 @@ struct Total {
     retransmits: u64,
     timeouts: u64,
     rnr: u64,
+    exhausted: u64,
 }
 
 impl Total {
@@ -131,6 +140,7 @@ impl Total {
         self.retransmits += report.stats.retransmits;
         self.timeouts += report.stats.timeouts;
         self.rnr += report.stats.rnr;
+        self.exhausted += report.exhausted;
     }
 }
 
@@ -139,7 +149,7 @@ impl std::fmt::Display for Total {
         write!(
             f,
             "{} runs right, {} wrong; {} work requests, {} bytes, {} frames in {:.3} s of virtual time, at most {} events a run\n\
-             wires: {} lost, {} doubled, {} late, {} damaged; transport: {} packets sent again, {} timeouts, {} RNR NAKs",
+             wires: {} lost, {} doubled, {} late, {} damaged; transport: {} packets sent again, {} timeouts, {} RNR NAKs, {} out of retries",
             self.runs,
             self.failed,
             self.ops,
@@ -153,7 +163,8 @@ impl std::fmt::Display for Total {
             self.damaged,
             self.retransmits,
             self.timeouts,
-            self.rnr
+            self.rnr,
+            self.exhausted
         )
     }
 }

@@ -88,6 +88,9 @@ pub struct Plan {
     pub silence_ns: u64,
 }
 
+/// Frames that a wire loses at most, in a million.
+pub const MOST_LOSS_PPM: u64 = 200_000;
+
 /// One seed in so many shows a silent peer.
 const SILENT_EVERY: u64 = 8;
 
@@ -136,7 +139,10 @@ impl Plan {
     #[must_use]
     pub fn with_messages(mut self, messages: u32) -> Plan {
         let directions = self.connections.len() as u32 * 2;
-        self.ops = self.ops.max(messages.div_ceil(directions.max(1)));
+        let ops = self.ops.max(messages.div_ceil(directions.max(1)));
+        // More work takes longer: the wires stay bad for as large a part of it.
+        self.heal_ns = self.heal_ns * u64::from(ops) / u64::from(self.ops.max(1));
+        self.ops = ops;
         self.messages = messages;
         self
     }
@@ -194,12 +200,12 @@ fn connection(rng: &mut Rng, endpoints: usize, number: u64) -> Connection {
 
 fn faults(rng: &mut Rng) -> Faults {
     // Some wires are good, some have one kind of fault, most have all.
-    let some = |rng: &mut Rng, most: u64| if rng.chance(700_000) { rng.below(most) as u32 } else { 0 };
+    let some = |rng: &mut Rng, most: u64| if rng.chance(700_000) { rng.range(0, most) as u32 } else { 0 };
     if rng.chance(100_000) {
         return Faults::default();
     }
     Faults {
-        loss_ppm: some(rng, 60_000),
+        loss_ppm: some(rng, MOST_LOSS_PPM),
         duplicate_ppm: some(rng, 40_000),
         reorder_ppm: some(rng, 40_000),
         corrupt_ppm: some(rng, 30_000),

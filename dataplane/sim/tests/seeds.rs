@@ -1,5 +1,7 @@
 //! The transport under faults, and the checkers under planted ones.
 
+use std::process::Command;
+
 use ferroce_sim::checker::OpKind;
 use ferroce_sim::link::{Cable, Faults};
 use ferroce_sim::plan::Connection;
@@ -35,6 +37,13 @@ fn every_promise_holds_for_many_seeds() {
         ("wrong ICRCs", sum(|r| r.stats.refused[ferroce_wire::ParseError::BadIcrc.index()]), 500),
     ] {
         assert!(count >= least, "only {count} {what} in {SEEDS} runs");
+    }
+    let runs = |with: fn(&Report) -> bool| reports.iter().filter(|report| with(report)).count();
+    for (what, count, least) in [
+        ("a tenth of all frames lost", runs(|r| r.stats.links.lost * 10 > r.stats.links.frames), 10),
+        ("nothing lost", runs(|r| r.stats.links.lost == 0), 3),
+    ] {
+        assert!(count >= least, "only {count} of {SEEDS} runs with {what}");
     }
 }
 
@@ -101,6 +110,18 @@ fn a_world_without_faults_sends_nothing_twice() {
     }
 }
 
+/// Worse wires than any seed makes: connections give up, with the right statuses, and the others go on.
+#[test]
+fn retries_run_out_where_almost_half_is_lost() {
+    let mut exhausted = 0;
+    for seed in (1..=16).filter(|seed| seed % 8 != 7) {
+        let mut plan = Plan::from_seed(seed).with_messages(400);
+        plan.faults.iter_mut().for_each(|faults| faults.loss_ppm = 450_000);
+        exhausted += run_plan(&plan, None, false).unwrap_or_else(|failure| panic!("{failure}")).exhausted;
+    }
+    assert!(exhausted >= 5, "only {exhausted}");
+}
+
 /// Each checker finds the fault that it is there for: none of them is blind.
 #[test]
 fn planted_faults_are_found() {
@@ -132,8 +153,35 @@ fn every_plant_is_found_by_a_seed() {
         let first = (1..=100).find_map(|seed| run_plan(&Plan::from_seed(seed), Some(planted), false).err());
         let failure = first.unwrap_or_else(|| panic!("{planted:?} was not found"));
         let text = failure.to_string();
-        let command = format!("ferroce-sim --seed {} --verbose --plant {planted:?}", failure.plan.seed);
+        let command =
+            format!("ferroce-sim --seed {} --verbose --plant {planted:?} --messages 0", failure.plan.seed);
         assert!(text.contains(&command), "{text}");
+    }
+}
+
+/// What a failed run tells one to type fails again, at the same time and for the same reason.
+#[test]
+fn the_command_that_is_printed_repeats_the_failure() {
+    let sim = |args: &[&str]| {
+        let out =
+            Command::new(env!("CARGO_BIN_EXE_ferroce-sim")).args(args).output().expect("built for this test");
+        (out.status.code(), String::from_utf8(out.stderr).expect("text"))
+    };
+    let line = |text: &str, start: &str| text.lines().find(|line| line.starts_with(start)).map(str::to_owned);
+    for args in [
+        // Found at once, and only after some seeds; with messages as they are unless given, and others.
+        &["--plant", "WriteOff"][..],
+        &["--plant", "QkeyIgnored", "--messages", "0"],
+        &["--plant", "ReplayLost", "--messages", "300"],
+    ] {
+        let (status, text) = sim(args);
+        assert_eq!(status, Some(1), "{args:?}: {text}");
+        let command = line(&text, "repeat with: ferroce-sim ").expect("a command");
+        let typed: Vec<&str> = command.split(' ').skip(3).collect();
+        let (status, again) = sim(&typed);
+        assert_eq!(status, Some(1), "{command}");
+        assert_eq!(line(&text, "seed "), line(&again, "seed "), "{command}");
+        assert!(line(&text, "seed ").is_some(), "{text}");
     }
 }
 

@@ -1,5 +1,7 @@
 //! One run: a plan, a world, work, checks, and what came of it.
 
+mod retries;
+
 use std::fmt;
 
 use ferroce_mem::Access;
@@ -44,6 +46,8 @@ pub struct Report {
     pub kinds: [u64; 7],
     /// Moves of queue pairs by their image.
     pub moved: u64,
+    /// Queue pairs whose retries ran out.
+    pub exhausted: u64,
     /// Messages received by UC and UD.
     pub unreliable: u64,
     /// Bytes of their messages.
@@ -83,10 +87,7 @@ impl fmt::Display for Failure {
         if let Some(planted) = self.planted {
             write!(f, " --plant {planted:?}")?;
         }
-        match self.plan.messages {
-            0 => writeln!(f),
-            messages => writeln!(f, " --messages {messages}"),
-        }
+        writeln!(f, " --messages {}", self.plan.messages)
     }
 }
 
@@ -127,6 +128,7 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
             bytes: run.work.bytes,
             unreliable: run.checker.unreliable,
             moved: run.world.moved,
+            exhausted: run.exhausted.len() as u64,
             virtual_ns: run.world.now().since(run.start),
             steps: run.steps,
             stats: run.world.stats(),
@@ -159,6 +161,10 @@ struct Run<'p> {
     happened: Vec<Happening>,
     /// Fatal notices so far.
     fatal: Vec<QpRef>,
+    /// Queue pairs whose retries ran out, though no peer is silent.
+    exhausted: Vec<QpRef>,
+    /// When the faults stopped.
+    healed: Option<Instant>,
     /// Since when the peer is silent.
     silent: Option<Instant>,
 }
@@ -191,8 +197,20 @@ impl<'p> Run<'p> {
         }
         let start = world.now();
         let work = Workload::new(plan, &qps, &mut world)?;
-        let (happened, fatal) = (Vec::new(), Vec::new());
-        Ok(Run { plan, world, checker, work, qps, start, steps: 0, happened, fatal, silent: None })
+        Ok(Run {
+            plan,
+            world,
+            checker,
+            work,
+            qps,
+            start,
+            steps: 0,
+            happened: Vec::new(),
+            fatal: Vec::new(),
+            exhausted: Vec::new(),
+            healed: None,
+            silent: None,
+        })
     }
 
     fn whole(&mut self) -> Result<(), Violation> {
@@ -206,6 +224,10 @@ impl<'p> Run<'p> {
                 self.until_all_done()?;
                 self.until_rest()?;
                 self.flush()?;
+                if let Some(at) = self.exhausted.iter().find(|at| !self.fatal.contains(at)) {
+                    let what = format!("{at:?}: its retries ran out, and no notice told it");
+                    return Err(Violation { kind: ViolationKind::WrongNotice, what });
+                }
             }
             Scenario::SilentPeer => {
                 self.work.flows.iter_mut().for_each(|flow| flow.left = u32::MAX);
@@ -229,11 +251,12 @@ impl<'p> Run<'p> {
         for happening in happened.drain(..) {
             match happening {
                 Happening::Completion(at, completion) => {
+                    self.judge_retries(at, &completion)?;
                     let finished = self.checker.completed(&self.world, at, &completion)?;
                     self.work.finished(finished, &mut self.world);
                 }
                 Happening::Notice(at, notice) => self.notice(at, notice)?,
-                Happening::Wake(HEAL) => self.world.heal(),
+                Happening::Wake(HEAL) => self.heal(),
                 Happening::Wake(SILENCE) => self.fall_silent(),
                 Happening::Wake(token) if token >= BLACKOUT => {
                     let (_, length) = self.plan.blackouts[(token - BLACKOUT) as usize];
@@ -251,7 +274,9 @@ impl<'p> Run<'p> {
         let wrong = |what: String| Err(Violation { kind: ViolationKind::WrongNotice, what });
         match notice {
             Notice::CommEst => Ok(()),
-            Notice::Fatal { status: WcStatus::RetryExcErr, psn, nak: None } if self.silent.is_some() => {
+            Notice::Fatal { status: WcStatus::RetryExcErr, psn, nak: None }
+                if self.silent.is_some() || self.exhausted.contains(&at) =>
+            {
                 if self.fatal.contains(&at) {
                     return wrong(format!("{at:?} failed twice"));
                 }
@@ -291,7 +316,7 @@ impl<'p> Run<'p> {
     /// Nothing to do: timers must stop, and nothing may complete any more.
     fn until_rest(&mut self) -> Result<(), Violation> {
         self.work.stop();
-        self.world.heal();
+        self.heal();
         let deadline =
             self.world.now().after(PATIENCE_NS).max(self.start.after(self.plan.heal_ns + PATIENCE_NS));
         while self.step()? {
@@ -312,6 +337,11 @@ impl<'p> Run<'p> {
             }
         }
         self.until_rest()
+    }
+
+    fn heal(&mut self) {
+        self.healed.get_or_insert(self.world.now());
+        self.world.heal();
     }
 
     fn fall_silent(&mut self) {

@@ -6,14 +6,20 @@
 //! completion that tells of them; completions in order of each queue and exactly once; status, opcode, length and
 //! immediate right; a receive completes no later than the send that filled it; no byte outside a target changes.
 
+mod atomics;
+mod unreliable;
+mod wc;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::Rc;
 
 use ferroce_transport::Completion;
-use ferroce_verbs::{Gid, Wc, WcFlags, WcOpcode, WcStatus};
+use ferroce_verbs::{Wc, WcStatus};
 
-use crate::record::GRH;
+use atomics::Step;
+use wc::{check_recv_wc, check_send_wc};
+
 pub use crate::record::{Bytes, Mode, OpKind, Operands, Piece, RecvRecord, SendRecord};
 use crate::world::QpRef;
 
@@ -52,6 +58,8 @@ pub enum ViolationKind {
     ImageRefused,
     /// A window is open that must be closed, or the other way round.
     WrongWindow,
+    /// Retries were not as many as agreed upon.
+    WrongRetries,
 }
 
 /// A broken promise.
@@ -98,8 +106,8 @@ struct Flow {
     recvs: VecDeque<RecvRecord>,
     /// Receives completed with success.
     arrived: u64,
-    /// Status with which the first send may fail.
-    may_fail: Option<WcStatus>,
+    /// Statuses with which the first send may fail.
+    may_fail: Vec<WcStatus>,
     failed: bool,
     may_flush: bool,
 }
@@ -119,15 +127,6 @@ pub struct Checker {
     pub unreliable: u64,
     /// Cells at which an atomic failed: nobody knows whether it was executed.
     spoilt: BTreeSet<(usize, usize)>,
-}
-
-/// An atomic as its result tells it.
-#[derive(Clone, Copy, Debug)]
-struct Step {
-    flow: usize,
-    number: u64,
-    old: u64,
-    new: u64,
 }
 
 impl Checker {
@@ -157,7 +156,7 @@ impl Checker {
             arriving: VecDeque::new(),
             recvs: VecDeque::new(),
             arrived: 0,
-            may_fail: None,
+            may_fail: Vec::new(),
             failed: false,
             may_flush: false,
         });
@@ -184,7 +183,7 @@ impl Checker {
 
     /// From now on the oldest send of this direction may fail with `status`, and everything behind it is flushed.
     pub fn may_fail(&mut self, flow: usize, status: WcStatus) {
-        self.flows[flow].may_fail = Some(status);
+        self.flows[flow].may_fail.push(status);
     }
 
     /// From now on receives of this direction may be flushed.
@@ -320,70 +319,6 @@ impl Checker {
         Ok(Finished::Recv(index, recv, wc.status))
     }
 
-    /// A message of an unreliable direction: one that was sent, whole.
-    fn unreliable_arrival(
-        &mut self,
-        bytes: &impl Bytes,
-        index: usize,
-        recv: &RecvRecord,
-        wc: &Wc,
-    ) -> Result<(), Violation> {
-        self.unreliable += 1;
-        let flow = &mut self.flows[index];
-        let (at, endpoint, mode) = (flow.to, flow.to.endpoint, flow.mode);
-        let mut found = Vec::new();
-        for (offset, len) in &recv.pieces {
-            found.extend(bytes.read(endpoint, *offset, *len));
-        }
-        if let Mode::Datagrams { gids, from, .. } = mode {
-            check_grh(at, &found, gids, wc)?;
-            if wc.src_qpn != from {
-                return broken(
-                    ViolationKind::WrongCompletion,
-                    format!("{at:?}: {wc:?}, must be from {from:?}"),
-                );
-            }
-        }
-        let head = if matches!(mode, Mode::Datagrams { .. }) { GRH } else { 0 };
-        let is_it = |record: &SendRecord| {
-            let len = record.data.len();
-            let (opcode, whole) = if record.kind == OpKind::Send {
-                (WcOpcode::Recv, found.get(head..head + len) == Some(&*record.data))
-            } else {
-                (WcOpcode::RecvRdmaWithImm, *bytes.read(endpoint, record.remote, len) == *record.data)
-            };
-            record.consumes()
-                && !record.unwelcome
-                && whole
-                && wc.opcode == opcode
-                && wc.byte_len as usize == head + len
-                && wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm.0) == record.imm
-                && wc.solicited == record.solicited
-        };
-        let Some(which) = flow.arriving.iter().position(|(_, record)| is_it(record)) else {
-            let what = format!("{at:?}: {wc:?}: no message that was sent is like this");
-            return broken(ViolationKind::NotWhole, what);
-        };
-        let record = flow.arriving[which].1.clone();
-        match mode {
-            Mode::Whole { ordered: true } => drop(flow.arriving.drain(..=which)),
-            Mode::Datagrams { once: true, .. } => drop(flow.arriving.remove(which)),
-            Mode::Reliable | Mode::Whole { ordered: false } | Mode::Datagrams { once: false, .. } => {}
-        }
-        if record.kind == OpKind::Write {
-            self.settle(bytes, endpoint, &[(record.remote, record.data.len())], &record)?;
-        }
-        // On UC messages that broke off may have left bytes behind the end; a datagram leaves none.
-        let mut left = if matches!(mode, Mode::Datagrams { .. }) { wc.byte_len as usize } else { usize::MAX };
-        for (offset, len) in &recv.pieces {
-            let part = left.min(*len);
-            let real = bytes.read(endpoint, *offset, part);
-            self.shadow[endpoint][*offset..offset + part].copy_from_slice(&real);
-            left -= part;
-        }
-        Ok(())
-    }
-
     /// The next send that consumes a receive. WRITEs posted before it must be in place by now.
     fn next_arrival(&mut self, bytes: &impl Bytes, index: usize, at: QpRef) -> Result<SendRecord, Violation> {
         loop {
@@ -454,70 +389,6 @@ impl Checker {
         }
     }
 
-    /// The result is the only place where its value can be known: it is judged with all others of its cell at the end.
-    fn note_atomic(&mut self, bytes: &impl Bytes, index: usize, record: &SendRecord) {
-        let flow = &self.flows[index];
-        let (from, to, number) = (flow.from.endpoint, flow.to.endpoint, flow.done);
-        let mut found = Vec::new();
-        for (offset, len) in &record.local {
-            let part = bytes.read(from, *offset, *len);
-            self.shadow[from][*offset..offset + len].copy_from_slice(&part);
-            found.extend(part);
-        }
-        let old = number_of(&found);
-        let Operands { compare, value } = record.operands;
-        let new = match record.kind {
-            OpKind::FetchAdd => old.wrapping_add(value),
-            _ if old == compare => value,
-            _ => old,
-        };
-        self.cells.entry((to, record.remote)).or_default().push(Step { flow: index, number, old, new });
-    }
-
-    /// Each atomic was executed once, in the order of its queue, and told what it found: from the first value of a cell
-    /// the results make one chain through all of them, which ends in the value that is there.
-    fn finish_cells(&mut self, bytes: &impl Bytes) -> Result<(), Violation> {
-        for ((endpoint, offset), steps) in std::mem::take(&mut self.cells) {
-            if self.spoilt.contains(&(endpoint, offset)) {
-                continue;
-            }
-            let (first, count) = (number_of(&self.shadow[endpoint][offset..offset + 8]), steps.len());
-            let mut by_old: BTreeMap<u64, VecDeque<Step>> = BTreeMap::new();
-            // Those that changed nothing come before the one that went on from the same value.
-            let (idle, moving): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.old == step.new);
-            for step in idle.into_iter().chain(moving) {
-                by_old.entry(step.old).or_default().push_back(step);
-            }
-            let mut value = first;
-            let mut last: BTreeMap<usize, u64> = BTreeMap::new();
-            for done in 0..count {
-                let Some(step) = by_old.get_mut(&value).and_then(VecDeque::pop_front) else {
-                    let what = format!(
-                        "endpoint {endpoint}, cell {offset:#x}: no atomic found {value:#x}, after {done} of {count}"
-                    );
-                    return broken(ViolationKind::AtomicNotOnce, what);
-                };
-                if last.insert(step.flow, step.number).is_some_and(|before| before > step.number) {
-                    let what = format!("endpoint {endpoint}, cell {offset:#x}: out of order: {step:?}");
-                    return broken(ViolationKind::AtomicNotOnce, what);
-                }
-                value = step.new;
-            }
-            let real = bytes.read(endpoint, offset, 8);
-            if number_of(&real) != value {
-                let what = format!(
-                    "endpoint {endpoint}, cell {offset:#x}: is {:#x}, after all {count} atomics it must be {value:#x}",
-                    number_of(&real)
-                );
-                return broken(ViolationKind::AtomicNotOnce, what);
-            }
-            self.shadow[endpoint][offset..offset + 8].copy_from_slice(&real);
-        }
-        let spoilt = std::mem::take(&mut self.spoilt);
-        self.unknown.extend(spoilt.into_iter().map(|(endpoint, offset)| (endpoint, (offset, 8))));
-        Ok(())
-    }
-
     /// At the end: nothing is open, and every byte of memory is what it must be.
     pub fn finish(&mut self, bytes: &impl Bytes) -> Result<(), Violation> {
         for flow in &self.flows {
@@ -553,31 +424,6 @@ impl Checker {
     }
 }
 
-/// The 40 bytes before a datagram: IPv4 in the latter half, or IPv6.
-fn check_grh(at: QpRef, found: &[u8], gids: [Gid; 2], wc: &Wc) -> Result<(), Violation> {
-    let area = found.get(..GRH).unwrap_or_default();
-    let right = match gids.map(|gid| gid.to_ip()) {
-        [std::net::IpAddr::V4(src), std::net::IpAddr::V4(dst)] => {
-            area.get(20) == Some(&0x45)
-                && area.get(32..36) == Some(&src.octets())
-                && area.get(36..40) == Some(&dst.octets())
-        }
-        [src, dst] => {
-            let is = |range, ip| matches!(ip, std::net::IpAddr::V6(ip) if area.get(range) == Some(&ip.octets()[..]));
-            area.first().is_some_and(|byte| byte >> 4 == 6) && is(8..24, src) && is(24..40, dst)
-        }
-    };
-    if right && wc.flags.contains(WcFlags::GRH) {
-        return Ok(());
-    }
-    broken(ViolationKind::WrongCompletion, format!("{at:?}: {wc:?} with the IP header {area:02x?}"))
-}
-
-/// The number in a cell, in the byte order of this machine; 0 if there are not 8 bytes.
-fn number_of(bytes: &[u8]) -> u64 {
-    bytes.try_into().map_or(0, u64::from_ne_bytes)
-}
-
 /// The first `len` bytes of a scatter list.
 fn take(pieces: &[Piece], len: usize) -> Vec<Piece> {
     let mut left = len;
@@ -591,66 +437,11 @@ fn take(pieces: &[Piece], len: usize) -> Vec<Piece> {
 }
 
 fn check_failure(at: QpRef, flow: &mut Flow, status: WcStatus) -> Result<(), Violation> {
-    let allowed = if flow.failed { Some(WcStatus::WrFlushErr) } else { flow.may_fail };
-    if allowed != Some(status) {
+    let flushed = [WcStatus::WrFlushErr];
+    let allowed = if flow.failed { &flushed[..] } else { &flow.may_fail };
+    if !allowed.contains(&status) {
         return broken(ViolationKind::WrongStatus, format!("{at:?}: {status:?}, allowed {allowed:?}"));
     }
     flow.failed = true;
     Ok(())
-}
-
-fn check_send_wc(at: QpRef, record: &SendRecord, wc: Option<&Wc>) -> Result<(), Violation> {
-    let Some(wc) = wc else {
-        if record.signaled {
-            let what = format!("{at:?}: wr_id {} is signalled and got no completion", record.wr_id);
-            return broken(ViolationKind::NotOnce, what);
-        }
-        return Ok(());
-    };
-    if wc.wr_id != record.wr_id {
-        let what = format!("{at:?}: wr_id {} completed, the oldest is {}", wc.wr_id, record.wr_id);
-        return broken(ViolationKind::OutOfOrder, what);
-    }
-    if wc.status != WcStatus::Success {
-        return Ok(());
-    }
-    if !record.signaled {
-        let what = format!("{at:?}: wr_id {} is not signalled and got a completion", record.wr_id);
-        return broken(ViolationKind::NotOnce, what);
-    }
-    let (opcode, len) = match record.kind {
-        OpKind::Send => (WcOpcode::Send, None),
-        OpKind::Write => (WcOpcode::RdmaWrite, None),
-        OpKind::Read => (WcOpcode::RdmaRead, Some(record.data.len() as u32)),
-        OpKind::CmpSwap => (WcOpcode::CompSwap, Some(8)),
-        OpKind::FetchAdd => (WcOpcode::FetchAdd, Some(8)),
-        OpKind::BindMw => (WcOpcode::BindMw, None),
-        OpKind::LocalInv => (WcOpcode::LocalInv, None),
-    };
-    if wc.opcode != opcode || len.is_some_and(|len| len != wc.byte_len) {
-        return broken(ViolationKind::WrongCompletion, format!("{at:?}: {wc:?}, must be {opcode:?} {len:?}"));
-    }
-    Ok(())
-}
-
-fn check_recv_wc(at: QpRef, record: &SendRecord, wc: &Wc) -> Result<(), Violation> {
-    let opcode = if record.kind == OpKind::Send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
-    let imm = wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm.0);
-    let inv = wc.flags.contains(WcFlags::WITH_INV).then_some(wc.invalidated);
-    let right = wc.opcode == opcode
-        && (inv == record.window || record.kind == OpKind::Write && inv.is_none())
-        && wc.byte_len as usize == record.data.len()
-        && imm == record.imm
-        && wc.solicited == record.solicited;
-    if right {
-        return Ok(());
-    }
-    let what = format!(
-        "{at:?}: {wc:?}, must be {opcode:?}, {} bytes, immediate {:?}, solicited {} (sender's wr_id {})",
-        record.data.len(),
-        record.imm,
-        record.solicited,
-        record.wr_id
-    );
-    broken(ViolationKind::WrongCompletion, what)
 }

@@ -5,26 +5,27 @@
 //! what needs no knowledge of the work: frames are well-formed, undamaged ones are accepted, damaged ones are not, no
 //! packet carries more than the path MTU. Called by [`crate::run`]; never decides what work there is.
 
+mod arrive;
+mod planted;
+mod transmit;
+
 use std::collections::BTreeMap;
 
 use ferroce_mem::os::Block;
-use ferroce_mem::{MrInfo, MwInfo, Payload, PdId};
-use ferroce_transport::{Completion, DropReason, FrameSink, Instant, Notice, Qp, QpCounter, Transmit};
+use ferroce_mem::{MrInfo, MwInfo, PdId};
+use ferroce_transport::{Completion, Instant, Notice, Qp, QpCounter};
 use ferroce_verbs::{AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendWr};
-use ferroce_wire::{
-    Aeth, Bth, Ext, Headers, Icrc, Msn, Opcode, Packet, ParseError, Psn, Qpn, Service, Syndrome, check_frame,
-    emit, packet,
-};
+use ferroce_wire::{ParseError, Psn, Qpn};
 
 use crate::checker::{Violation, ViolationKind};
 use crate::clock::Clock;
 pub use crate::endpoint::EndpointInit;
+pub use crate::endpoint::Tries;
 use crate::endpoint::{Endpoint, QpSlot};
-use crate::link::{Cable, Fate, Faults, Frame, Link, LinkStats};
+use crate::link::{Cable, Faults, Frame, Link, LinkStats};
 use crate::plants::{self, Memo, Planted};
 use crate::rng::Rng;
-use crate::sink::Sink;
-use crate::trace::{Line, Trace, What};
+use crate::trace::Trace;
 
 /// A queue pair of the world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
@@ -178,6 +179,10 @@ impl World {
     pub fn last_sent(&self, at: QpRef) -> Option<Psn> {
         self.endpoints[at.endpoint].qps[at.index].last_sent
     }
+    /// Attempts at the oldest unacknowledged PSN of a queue pair.
+    pub fn tries(&self, at: QpRef) -> Tries {
+        self.endpoints[at.endpoint].qps[at.index].tries
+    }
     /// Protection domain of an endpoint's queue pairs and region.
     pub const PD: PdId = PdId(7);
 
@@ -190,6 +195,7 @@ impl World {
             armed: None,
             last_sent: None,
             quiet: None,
+            tries: Tries::default(),
             memo: Memo::default(),
         });
         QpRef { endpoint, index: owner.qps.len() - 1 }
@@ -319,127 +325,6 @@ impl World {
         }
     }
 
-    fn arrive(&mut self, to: usize, frame: &Frame) {
-        let now = self.now();
-        let parsed = if self.planted == Some(Planted::SkipIcrc) {
-            packet::parse(&frame.bytes, frame.bytes.len())
-        } else {
-            check_frame(&frame.bytes)
-        };
-        let mut packet = match parsed {
-            Ok(packet) => packet,
-            Err(error) => {
-                self.refused[error.index()] += 1;
-                self.trace.add(now, to, Line::Refused(error));
-                if frame.original.is_none() {
-                    self.violate(
-                        ViolationKind::FrameRefused,
-                        format!("an undamaged frame was refused: {error}"),
-                    );
-                }
-                return;
-            }
-        };
-        if let Some(original) = &frame.original
-            && !same_for_transport(&packet, &frame.bytes, original)
-        {
-            self.violate(ViolationKind::DamageAccepted, format!("a damaged frame was accepted: {packet}"));
-            return;
-        }
-        let Some(&index) = self.endpoints[to].by_qpn.get(&packet.headers.bth.dest_qpn.get()) else {
-            self.trace.add(now, to, Line::Packet(packet, What::NoSuchQp));
-            return;
-        };
-        let start = usize::from(packet.payload_offset);
-        let mut bytes = frame.bytes[start..start + usize::from(packet.payload_len)].to_vec();
-        if !bytes.is_empty() && self.planted(Planted::FlipPayload, 40) {
-            bytes[0] ^= 1;
-        }
-        let payload = self.in_pieces(&bytes);
-        if self.planted == Some(Planted::DuplicateExecuted) {
-            self.execute_again(to, index, &packet);
-        }
-        let owner = &mut self.endpoints[to];
-        if let Some(planted) = self.planted
-            && !plants::incoming(planted, &owner.qps[index].qp, &mut packet)
-        {
-            return;
-        }
-        let taken = owner.qps[index].qp.handle_packet(now, &packet, &payload, owner.regions.memory());
-        match taken {
-            Ok(()) => {
-                owner.qps[index].heard(now, &packet);
-                self.trace.add(now, to, Line::Packet(packet, What::Taken));
-            }
-            Err(reason) => {
-                *self.dropped.entry(format!("{reason:?}")).or_default() += 1;
-                self.trace.add(now, to, Line::Packet(packet, What::Dropped(reason)));
-                if matches!(
-                    reason,
-                    DropReason::WrongService | DropReason::WrongAddress | DropReason::WrongPkey
-                ) {
-                    self.violate(ViolationKind::FrameRefused, format!("dropped {reason:?}: {packet}"));
-                }
-            }
-        }
-        self.poll_soon(to, now);
-        self.perhaps_move(QpRef { endpoint: to, index });
-    }
-
-    /// The plant of a responder that takes a duplicate fetch and add for a new one.
-    fn execute_again(&mut self, to: usize, index: usize, packet: &Packet) {
-        let owner = &self.endpoints[to];
-        let (bth, expected) = (&packet.headers.bth, owner.qps[index].qp.info().rq_psn);
-        let Some(atomic) = packet.headers.ext.atomic else { return };
-        if bth.opcode != Opcode::RcFetchAdd || bth.psn.offset_from(expected) >= 0 {
-            return;
-        }
-        let offset = atomic.addr.0.wrapping_sub(owner.mr.iova) as usize;
-        let mut cell = [0; 8];
-        owner.block().read(offset, &mut cell);
-        let sum = u64::from_ne_bytes(cell).wrapping_add(atomic.swap_or_add);
-        owner.block().write(offset, &sum.to_ne_bytes());
-    }
-
-    /// The plant of a responder that acknowledges too early: the answer is there before the request is.
-    fn acknowledge_early(&mut self, at: QpRef, headers: &Headers) {
-        let slot = &self.endpoints[at.endpoint].qps[at.index];
-        let bth = &headers.bth;
-        let owed = bth.opcode.service() == Service::Rc && !bth.opcode.is_response() && bth.ack_req;
-        let data = headers.ext.atomic.is_none() && bth.opcode != Opcode::RcReadRequest;
-        let Some(av) = slot.qp.av().copied().filter(|_| owed && data) else { return };
-        if !self.planted(Planted::EarlyAck, 20) {
-            return;
-        }
-        let back = AddressVector { sgid: av.dgid, dgid: av.sgid, smac: av.dmac, dmac: av.smac, ..av };
-        let answer = Bth::new(Opcode::RcAck, self.endpoints[at.endpoint].qps[at.index].qp.qpn(), bth.psn);
-        let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: Msn::default() };
-        let mut sink = Sink { av: Some(back), ..Sink::default() };
-        if sink.begin(&answer, &Ext { aeth: Some(aeth), ..Ext::NONE }, 0)
-            && let Some((headers, _)) = sink.headers
-        {
-            let offset = emit::header_bytes(&headers);
-            let (head, body) = sink.frame.split_at(offset);
-            let icrc = Icrc::over_headers(head, emit::ip_offset(&headers)).update(body).to_wire();
-            sink.frame.extend(icrc);
-            let frame = Frame { bytes: sink.frame, original: None };
-            self.clock.at(self.now(), Event::Arrive(at.endpoint, frame));
-        }
-    }
-
-    /// The payload in up to three pieces, as head and segments of a port have it.
-    fn in_pieces<'f>(&mut self, bytes: &'f [u8]) -> Payload<'f> {
-        let mut cuts = [self.rng.below(bytes.len() as u64 + 1), self.rng.below(bytes.len() as u64 + 1)];
-        cuts.sort_unstable();
-        let (first, rest) = bytes.split_at(cuts[0] as usize);
-        let (second, third) = rest.split_at((cuts[1] - cuts[0]) as usize);
-        let mut payload = Payload::EMPTY;
-        for piece in [first, second, third] {
-            assert!(payload.push_slice(piece), "three pieces fit");
-        }
-        payload
-    }
-
     fn timer(&mut self, at: QpRef) {
         let now = self.now();
         let slot = &mut self.endpoints[at.endpoint].qps[at.index];
@@ -525,117 +410,6 @@ impl World {
         }
     }
 
-    fn transmit(&mut self, at: QpRef) {
-        let now = self.now();
-        let mut budget = self.rng.range(1, 12);
-        let again = loop {
-            if budget == 0 {
-                break Some(now);
-            }
-            budget -= 1;
-            let refuse = self.rng.chance(30_000);
-            let owner = &mut self.endpoints[at.endpoint];
-            let slot = &mut owner.qps[at.index];
-            let mtu = slot.qp.path_mtu().map_or(0, |mtu| mtu.bytes());
-            let twist = self.planted.map(|planted| (planted, mtu, std::mem::take(&mut slot.memo)));
-            let mut sink = Sink { av: slot.qp.av().copied(), refuse, twist, ..Sink::default() };
-            // The plant of a requester that does not wait: it is a timer's length ahead.
-            let when = match (self.planted, slot.quiet) {
-                (Some(Planted::RnrWaitSkipped), Some((until, _))) => now.max(until),
-                _ => now,
-            };
-            let done = slot.qp.poll_transmit(when, owner.regions.memory(), &mut sink);
-            if let Some((_, _, memo)) = sink.twist.take() {
-                slot.memo = memo;
-            }
-            match done {
-                Transmit::Sent if sink.silent => {}
-                Transmit::Sent => self.launch(at, sink),
-                Transmit::Idle => break None,
-                Transmit::Later(when) if when <= now => {
-                    self.violate(
-                        ViolationKind::Stuck,
-                        format!("{at:?} asks to send later, at a time that is past"),
-                    );
-                    break None;
-                }
-                Transmit::Later(when) => break Some(when),
-                Transmit::NoRoom if refuse => break Some(now),
-                Transmit::NoRoom => {
-                    self.violate(ViolationKind::Stuck, format!("{at:?} found no room where there was some"));
-                    break None;
-                }
-            }
-        };
-        if let Some(when) = again {
-            self.poll_soon(at.endpoint, when);
-        }
-    }
-
-    /// Puts pad and ICRC to what the sink got, and gives it to the wire.
-    fn launch(&mut self, at: QpRef, mut sink: Sink) {
-        let now = self.now();
-        let Some((headers, payload_len)) = sink.headers else {
-            self.violate(ViolationKind::BadFrame, format!("{at:?} sent without a begin that was accepted"));
-            return;
-        };
-        if sink.filled != payload_len {
-            let got = sink.filled;
-            self.violate(
-                ViolationKind::BadFrame,
-                format!("{at:?} gave {got} of {payload_len} payload bytes"),
-            );
-            return;
-        }
-        let offset = emit::header_bytes(&headers);
-        let (head, body) = sink.frame.split_at(offset);
-        let icrc = Icrc::over_headers(head, emit::ip_offset(&headers)).update(body).to_wire();
-        sink.frame.extend(icrc);
-        let packet = match check_frame(&sink.frame) {
-            Ok(packet) => packet,
-            Err(error) => {
-                self.violate(
-                    ViolationKind::BadFrame,
-                    format!("{at:?} sent a frame that is wrong: {error}: {headers}"),
-                );
-                return;
-            }
-        };
-        self.acknowledge_early(at, &headers);
-        let slot = &mut self.endpoints[at.endpoint].qps[at.index];
-        let mtu = slot.qp.path_mtu().map_or(0, |mtu| mtu.bytes());
-        let mut hasty = false;
-        if !headers.bth.opcode.is_response() {
-            // A queue pair that went back may stop short of where it was, for want of credits.
-            let psn = headers.bth.psn;
-            if slot.last_sent.is_none_or(|last| psn.offset_from(last) > 0) {
-                slot.last_sent = Some(psn);
-            }
-            let una = slot.qp.info().una_psn;
-            hasty = slot.quiet.is_some_and(|(until, psn)| psn == una && now < until);
-        }
-        if hasty {
-            self.violate(ViolationKind::BadFrame, format!("sent before the RNR time was over: {packet}"));
-            return;
-        }
-        if u32::from(packet.payload_len) > mtu {
-            self.violate(ViolationKind::BadFrame, format!("more than the path MTU of {mtu}: {packet}"));
-            return;
-        }
-        let Some(to) = self.endpoints.iter().position(|e| e.gids.contains(&headers.ip.dst_gid())) else {
-            self.violate(ViolationKind::BadFrame, format!("to nobody: {packet}"));
-            return;
-        };
-        let count = self.endpoints.len();
-        let mut arrivals = std::mem::take(&mut self.scratch);
-        let fate: Fate = self.links[at.endpoint * count + to].submit(now, sink.frame, &mut arrivals);
-        self.trace.add(now, at.endpoint, Line::Packet(packet, What::Sent(fate)));
-        for (when, frame) in arrivals.drain(..) {
-            self.clock.at(when, Event::Arrive(to, frame));
-        }
-        self.scratch = arrivals;
-    }
-
     fn arm(&mut self, at: QpRef) {
         let now = self.now();
         let slot = &mut self.endpoints[at.endpoint].qps[at.index];
@@ -651,19 +425,4 @@ impl World {
 
 fn mac(endpoint: usize) -> ferroce_wire::MacAddr {
     ferroce_wire::MacAddr([0x02, 0, 0, 0, 0, endpoint as u8 + 1])
-}
-
-/// True if a damaged frame says the same to a queue pair: only what routers change was hit.
-fn same_for_transport(packet: &Packet, damaged: &[u8], original: &[u8]) -> bool {
-    let Ok(sent) = packet::parse(original, original.len()) else { return false };
-    let body = |packet: &Packet, frame: &[u8]| -> Option<Vec<u8>> {
-        let start = usize::from(packet.payload_offset);
-        frame.get(start..start + usize::from(packet.payload_len)).map(<[u8]>::to_vec)
-    };
-    let unmarked = |bth: Bth| Bth { resv8a: 0, ..bth };
-    unmarked(packet.headers.bth) == unmarked(sent.headers.bth)
-        && packet.headers.ext == sent.headers.ext
-        && packet.headers.ip.src_gid() == sent.headers.ip.src_gid()
-        && packet.headers.ip.dst_gid() == sent.headers.ip.dst_gid()
-        && body(packet, damaged) == body(&sent, original)
 }

@@ -66,6 +66,8 @@ pub struct FlowWork {
     pub left: u32,
     /// WRITEs still to post on UC.
     uc_writes: u32,
+    /// One of its queue pairs gave up.
+    broken: bool,
     paused_until: Instant,
     next_wr_id: u64,
     /// Of the receiver.
@@ -133,6 +135,7 @@ impl Workload {
                     connection: *connection,
                     left: plan.ops,
                     uc_writes: uc_writes(connection),
+                    broken: false,
                     paused_until: Instant(0),
                     next_wr_id: 1,
                     window: Window {
@@ -202,6 +205,21 @@ impl Workload {
         self.flows.iter_mut().for_each(|flow| flow.left = 0);
     }
 
+    /// A connection is broken, in the direction `flow`: what it had still to post is posted elsewhere, if anything else
+    /// is left.
+    pub fn give_up(&mut self, flow: usize) {
+        let mut left = 0;
+        for end in [flow, flow ^ 1] {
+            left += std::mem::take(&mut self.flows[end].left);
+            self.flows[end].broken = true;
+        }
+        let mut others: Vec<_> = self.flows.iter_mut().filter(|flow| !flow.broken).collect();
+        let count = others.len() as u32;
+        for (place, other) in others.iter_mut().enumerate() {
+            other.left = other.left.saturating_add(left / count + u32::from((place as u32) < left % count));
+        }
+    }
+
     /// Posts sends where there is room.
     pub fn feed(&mut self, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
         for flow in 0..self.flows.len() {
@@ -237,7 +255,10 @@ impl Workload {
                 self.bytes += record.data.len() as u64;
                 let (from, to) = (self.flows[index].from.endpoint, self.flows[index].to.endpoint);
                 self.release(from, record.local.first());
-                if record.kind.has_remote_slot() && self.flows[index].connection.service == QpType::Rc {
+                // Packets of what failed may still be under way, and go where they were to go.
+                let settled =
+                    self.flows[index].connection.service == QpType::Rc && status == WcStatus::Success;
+                if record.kind.has_remote_slot() && settled {
                     self.release(to, Some(&(record.remote, 0)));
                 }
             }
