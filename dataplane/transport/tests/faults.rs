@@ -181,6 +181,7 @@ proptest! {
     }
 }
 
+/// WIRE-1, first half.
 #[test]
 fn wire_1_read_repeated_inside_a_write() {
     let mut pair = Pair::new(Setup::default());
@@ -203,6 +204,7 @@ fn wire_1_read_repeated_inside_a_write() {
     assert_eq!(pair.logged("NAK_INV"), 0);
 }
 
+/// WIRE-1, second half.
 #[test]
 fn wire_1_acks_of_duplicates_never_stand_for_read_data() {
     let mut pair = Pair::new(Setup::default());
@@ -216,9 +218,26 @@ fn wire_1_acks_of_duplicates_never_stand_for_read_data() {
     assert_eq!(pair.a.count(QpCounter::ImpliedNakSeqErr), 0);
 }
 
+/// What QPCQ-3 wants of A: 8 sends and 8 receives were outstanding when the first send failed with `status`, 4 sends were
+/// posted after that. Twelve completions of sends, the real error and then the flush in order; 8 flushed receives.
+fn all_is_told(pair: &mut Pair, status: WcStatus) {
+    for _ in 0..4 {
+        pair.a.send(SendOp::Send, 0, 100);
+    }
+    pair.run();
+    let (recvs, sends): (Vec<&Wc>, Vec<&Wc>) = pair.a.wcs.iter().partition(|wc| wc.is_recv);
+    let sends: Vec<_> = sends.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    let mut want = vec![(1, status)];
+    want.extend((2..=8).chain(17..=20).map(|id| (id, FLUSHED)));
+    assert_eq!(sends, want, "{}", pair.tail());
+    let recvs: Vec<_> = recvs.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(recvs, (9..=16).map(|id| (id, FLUSHED)).collect::<Vec<_>>());
+    assert_eq!((pair.a.qp.send_queue_free(), pair.a.qp.recv_queue_free()), (64, 64));
+}
+
 /// QPCQ-3: the peer dies with work outstanding, and more is posted after the first error.
 #[test]
-fn a_peer_that_dies() {
+fn qpcq_3_a_peer_that_dies() {
     let mut pair = Pair::new(Setup { timeout: 8, ..Setup::default() });
     for i in 0..8 {
         let sge = pair.a.sge(0, 100);
@@ -234,23 +253,41 @@ fn a_peer_that_dies() {
     pair.run();
     // retry_cnt 7: eight periods of 4.096 us * 2^8, and no more.
     assert_eq!(pair.now.since(start), 8 * (4096 << 8));
-    for _ in 0..4 {
-        pair.a.send(SendOp::Send, 0, 100);
-    }
-    pair.run();
-    let (recvs, sends): (Vec<&Wc>, Vec<&Wc>) = pair.a.wcs.iter().partition(|wc| wc.is_recv);
-    let sends: Vec<_> = sends.iter().map(|wc| (wc.wr_id, wc.status)).collect();
-    let mut want = vec![(1, WcStatus::RetryExcErr)];
-    want.extend((2..=8).chain(17..=20).map(|id| (id, FLUSHED)));
-    assert_eq!(sends, want);
-    assert_eq!(recvs.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), (9..=16).collect::<Vec<_>>());
-    assert!(recvs.iter().all(|wc| wc.status == FLUSHED));
+    all_is_told(&mut pair, WcStatus::RetryExcErr);
     let fatal = Notice::Fatal { status: WcStatus::RetryExcErr, psn: Psn::new(107), nak: None };
     assert_eq!(pair.a.notices, [fatal], "the last PSN that was sent");
-    assert_eq!((pair.a.qp.send_queue_free(), pair.a.qp.recv_queue_free()), (64, 64));
 }
 
-/// QPCQ-3 with a local key fault as the cause.
+/// QPCQ-3 where the first send names a key that went bad, and where the peer refuses it.
+#[test]
+fn qpcq_3_a_local_key_fault_and_a_refusal_by_the_peer() {
+    for local in [true, false] {
+        let mut pair = Pair::new(Setup::default());
+        let extra = pair.a.buf.register(&mut pair.a.memory, PD, Access::LOCAL_WRITE, 5000, 100);
+        let bad = Sge { addr: IOVA + 5000, length: 100, lkey: extra.lkey };
+        let good = pair.a.sge(0, 100);
+        let write = pair.write_to_b(0);
+        let refused = SendOp::Write { remote_addr: RemoteAddr(IOVA), rkey: BAD_RKEY };
+        let (first, sge) = if local { (write, bad) } else { (refused, good) };
+        pair.a.post(first, &[sge], SendFlags::empty()).expect("posts");
+        for _ in 0..7 {
+            pair.a.post(write, &[good], SendFlags::SIGNALED).expect("posts");
+        }
+        for _ in 0..8 {
+            pair.a.recv(0, 100);
+        }
+        if local {
+            pair.a.memory.revoke(extra.lkey).expect("known");
+        }
+        pair.run();
+        let status = if local { WcStatus::LocProtErr } else { WcStatus::RemAccessErr };
+        all_is_told(&mut pair, status);
+        let fatal = Notice::Fatal { status, psn: Psn::new(100), nak: None };
+        assert_eq!(pair.a.notices, [fatal]);
+    }
+}
+
+/// Work before a request whose key went bad succeeds.
 #[test]
 fn a_local_key_fault() {
     let mut pair = Pair::new(Setup::default());
@@ -290,7 +327,7 @@ fn a_key_that_may_not_be_ended_fails_both_sides() {
     assert_eq!(pair.b.notices, [Notice::Fatal { status: WcStatus::RemInvReqErr, psn, nak: None }]);
 }
 
-/// QPCQ-3 with a NAK as the cause; statuses on both sides for every kind of refusal.
+/// Statuses on both sides for every kind of refusal.
 #[test]
 fn refusals_are_told_on_both_sides() {
     type Case = (&'static str, fn(&mut Pair) -> SendOp, WcStatus, NakCode, Option<WcStatus>);
@@ -454,6 +491,57 @@ fn receives_posted_late_cost_one_rnr_wait() {
     }
 }
 
+/// WIRE-5: 64 receives for 256 sends in flight, posted again 32 at a time. Under timer code 12, which is what everything
+/// here sets by default, nobody waits long; under code 0 one wait takes 655 ms.
+#[test]
+fn wire_5_a_burst_beyond_the_receives() {
+    for (timer, wait_ns) in [(12, 640_000), (0, 655_360_000)] {
+        let mut setup = Setup { min_rnr_timer: timer, timeout: 20, ..Setup::default() };
+        (setup.cap.max_send_wr, setup.cap.max_recv_wr) = (256, 64);
+        let mut pair = Pair::new(setup);
+        for _ in 0..64 {
+            pair.b.recv(0, 100);
+        }
+        let start = pair.now;
+        for _ in 0..256 {
+            pair.a.send(SendOp::Send, 0, 100);
+        }
+        let (mut latencies, mut used) = (Vec::new(), 0);
+        while latencies.len() < 256 {
+            assert!(pair.now.since(start) < 10_000_000_000, "{} of 256\n{}", latencies.len(), pair.tail());
+            pair.run_for(10_000);
+            assert!(pair.a.wcs.iter().chain(&pair.b.wcs).all(|wc| wc.status == OK));
+            latencies.extend(pair.a.wcs.drain(..).map(|_| pair.now.since(start)));
+            used += pair.b.wcs.drain(..).count();
+            while used >= 32 {
+                used -= 32;
+                for _ in 0..32 {
+                    pair.b.recv(0, 100);
+                }
+            }
+        }
+        let naks = pair.b.count(QpCounter::SendRnr);
+        assert!(
+            naks > 0 && pair.a.count(QpCounter::RnrNakRetryErr) == naks,
+            "timer {timer}: {naks} RNR NAKs"
+        );
+        // In order of completion, so also of length: the 99th percentile.
+        let p99 = latencies[253];
+        if timer == 12 {
+            assert!(p99 < 10_000_000, "{p99} ns, {naks} RNR NAKs");
+        } else {
+            assert!(p99 >= wait_ns, "{p99} ns, {naks} RNR NAKs");
+        }
+        // The counter times the wait: nothing else takes long here.
+        let waits = naks * wait_ns;
+        assert!(
+            (waits..waits + 5_000_000).contains(&latencies[255]),
+            "{} ns, {naks} RNR NAKs",
+            latencies[255]
+        );
+    }
+}
+
 #[test]
 fn rnr_retries_run_out() {
     let mut pair = Pair::new(Setup { rnr_retry: 3, min_rnr_timer: 1, ..Setup::default() });
@@ -545,7 +633,8 @@ fn moves_are_invisible() {
         random_faults_are_repaired();
         wire_1_read_repeated_inside_a_write();
         wire_1_acks_of_duplicates_never_stand_for_read_data();
-        a_peer_that_dies();
+        qpcq_3_a_peer_that_dies();
+        qpcq_3_a_local_key_fault_and_a_refusal_by_the_peer();
         a_local_key_fault();
         refusals_are_told_on_both_sides();
         a_key_that_may_not_be_ended_fails_both_sides();

@@ -1,12 +1,12 @@
 //! What differs between the services: UC loses whole messages, UD has its GRH area, shared queues serve many, credits
-//! hold back, and the longest message.
+//! hold back.
 
 mod support;
 
 use ferroce_mem::{Access, Payload};
 use ferroce_transport::{Completion, Instant, Notice, Qp, QpCounter, Srq, Transmit};
 use ferroce_verbs::{
-    QpModify, QpState, QpType, RecvWr, SendFlags, SendOp, Sge, SrqInitAttr, WcFlags, WcOpcode, WcStatus,
+    QpModify, QpState, QpType, RecvWr, SendFlags, SendOp, SrqInitAttr, WcFlags, WcOpcode, WcStatus,
 };
 use ferroce_wire::icrc::check_frame;
 use ferroce_wire::{Bth, DmaLen, Ext, Gid, Imm, Opcode, PathMtu, Psn, Qkey, Qpn, RemoteAddr, Reth, Syndrome};
@@ -393,111 +393,6 @@ fn every_rnr_timer_waits_as_long_as_the_table_says() {
         pair.run();
         assert_eq!(pair.a.done(), [(1, OK)]);
     }
-}
-
-/// Packets of a message of 2^31 bytes at a path MTU of 4096.
-const PACKETS: u32 = 1 << 19;
-
-/// A scatter list of 2^31 bytes over one MiB.
-fn two_gib(host: &Host) -> Vec<Sge> {
-    vec![host.sge(0, BUF); 2048]
-}
-
-fn long_setup() -> Setup {
-    let mut setup = Setup { mtu: PathMtu::Mtu4096, ..Setup::default() };
-    (setup.cap.max_send_sge, setup.cap.max_recv_sge) = (2049, 2048);
-    setup
-}
-
-/// Takes packets and forgets them.
-#[derive(Default)]
-struct Count {
-    bytes: u64,
-    last: Option<(Bth, Ext)>,
-}
-
-impl ferroce_transport::FrameSink for Count {
-    fn begin(&mut self, bth: &Bth, ext: &Ext, len: usize) -> bool {
-        self.bytes += len as u64;
-        self.last = Some((*bth, *ext));
-        true
-    }
-    fn payload(&mut self, _: ferroce_mem::MrSlice<'_>) {}
-    fn inline(&mut self, _: &[u8]) {}
-}
-
-#[test]
-fn the_longest_message_is_sent() {
-    let mut pair = Pair::new(long_setup());
-    let list = two_gib(&pair.a);
-    let longer = [list.clone(), vec![pair.a.sge(0, 1)]].concat();
-    let refused = pair.a.post(SendOp::Send, &longer, SendFlags::SIGNALED);
-    assert_eq!(refused, Err(ferroce_verbs::PostError::TooLong));
-    let write = pair.write_to_b(0);
-    pair.a.post(write, &list, SendFlags::SIGNALED).expect("2^31 bytes");
-    let mut count = Count::default();
-    let mut sent = 0;
-    while sent < PACKETS {
-        match pair.a.qp.poll_transmit(pair.now, &pair.a.memory, &mut count) {
-            Transmit::Sent => sent += 1,
-            Transmit::Idle => {
-                let ext = Ext {
-                    aeth: Some(ferroce_wire::Aeth {
-                        syndrome: Syndrome::ACK_NO_CREDITS,
-                        msn: Default::default(),
-                    }),
-                    ..Ext::NONE
-                };
-                let psn = pair.a.qp.info().sq_psn.retreat(1);
-                pair.inject(Side::B, Bth::new(Opcode::RcAck, A_QPN, psn), ext, &[]);
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(count.bytes, 1 << 31);
-    let (bth, _) = count.last.expect("packets");
-    assert_eq!(bth.opcode, Opcode::RcWriteLast);
-    let last = bth.psn;
-    let ext = Ext {
-        aeth: Some(ferroce_wire::Aeth { syndrome: Syndrome::ACK_NO_CREDITS, msn: Default::default() }),
-        ..Ext::NONE
-    };
-    pair.inject(Side::B, Bth::new(Opcode::RcAck, A_QPN, last), ext, &[]);
-    let done: Vec<_> = pair.a.wcs.iter().map(|wc| (wc.status, wc.byte_len)).collect();
-    assert_eq!(done, [(OK, 1 << 31)]);
-}
-
-#[test]
-fn the_longest_message_is_received() {
-    let mut pair = Pair::new(long_setup());
-    let list = two_gib(&pair.b);
-    pair.b.try_recv(&list).expect("posts");
-    // One frame in three kinds; only opcode and PSN change, and the ICRC is not looked at again here.
-    let frame = seal(
-        &headers(&av(1, 2), Bth::new(Opcode::RcSendFirst, B_QPN, Psn::new(0)), Ext::NONE),
-        &pattern(2, 4096),
-    );
-    let mut packet = check_frame(&frame).expect("well-formed");
-    for i in 0..PACKETS {
-        packet.headers.bth.opcode = match i {
-            0 => Opcode::RcSendFirst,
-            i if i + 1 == PACKETS => Opcode::RcSendLast,
-            _ => Opcode::RcSendMiddle,
-        };
-        packet.headers.bth.psn = Psn::new(100 + i);
-        pair.b.take_quietly(pair.now, &packet, &frame);
-    }
-    pair.b.collect();
-    assert!(pair.b.drops.is_empty(), "{:?}", pair.b.drops.first());
-    let done: Vec<_> = pair.b.wcs.iter().map(|wc| (wc.status, wc.byte_len)).collect();
-    assert_eq!(done, [(OK, 1 << 31)]);
-    assert!(pair.b.buf.read(BUF - 4096, 4096) == pattern(2, 4096));
-    // One byte more is refused by its RETH.
-    let len = DmaLen((1 << 31) + 1);
-    let reth = Some(Reth { addr: RemoteAddr(IOVA), rkey: pair.b.mr.rkey, len });
-    let bth = Bth::new(Opcode::RcWriteFirst, B_QPN, pair.b.qp.info().rq_psn);
-    pair.inject(Side::A, bth, Ext { reth, ..Ext::NONE }, &[0; 4096]);
-    assert_eq!(pair.b.qp.state(), QpState::Err);
 }
 
 #[test]

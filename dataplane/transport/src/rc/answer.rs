@@ -1,5 +1,5 @@
-//! Responder: sends what is owed, in PSN order: READs and atomics answered again, the ACK of a duplicate, responses of
-//! new READs and atomics (which are executed here), then the NAK or ACK that comes after them.
+//! Responder: sends what is owed, in PSN order: READs and atomics answered again, responses of new ones (which are
+//! executed here), then the NAK or ACK that comes after them.
 
 use ferroce_mem::{Access, Memory, MrSlice};
 use ferroce_wire::ext::code_of_credits;
@@ -39,13 +39,6 @@ impl Responder {
             }
             return answered;
         }
-        if let Some(psn) = self.duplicate_ack {
-            let answered = self.send_ack(base, sink, psn, ack(base));
-            if answered == Answered::Acknowledge {
-                self.duplicate_ack = None;
-            }
-            return answered;
-        }
         if let Some(due) = self.resources.next_owed(mtu) {
             let answered = self.send_due(base, memory, sink, &due);
             if answered == Answered::ReadResponse {
@@ -56,25 +49,22 @@ impl Responder {
         self.send_last(base, sink)
     }
 
-    /// The NAK that is owed, else the ACK: a NAK acknowledges everything before it.
+    /// The NAK that is owed, else the ACK, else that of duplicates: each acknowledges what the next one would.
     #[inline]
     fn send_last<S: FrameSink>(&mut self, base: &mut Base, sink: &mut S) -> Answered {
-        if let Some(nak) = self.nak {
-            let answered = self.send_ack(base, sink, nak.psn, nak.syndrome);
-            if answered == Answered::Acknowledge {
-                self.nak = None;
-                self.ack_due = false;
-            }
-            return answered;
+        let (psn, syndrome) = match (self.nak, self.ack_due, self.duplicate_ack) {
+            (Some(nak), _, _) => (nak.psn, nak.syndrome),
+            (None, true, _) => (self.expected.retreat(1), ack(base)),
+            (None, false, Some(psn)) => (psn, ack(base)),
+            (None, false, None) => return Answered::Nothing,
+        };
+        let answered = self.send_ack(base, sink, psn, syndrome);
+        if answered == Answered::Acknowledge {
+            self.nak = None;
+            self.ack_due = false;
+            self.duplicate_ack = None;
         }
-        if self.ack_due {
-            let answered = self.send_ack(base, sink, self.expected.retreat(1), ack(base));
-            if answered == Answered::Acknowledge {
-                self.ack_due = false;
-            }
-            return answered;
-        }
-        Answered::Nothing
+        answered
     }
 
     fn send_ack<S: FrameSink>(

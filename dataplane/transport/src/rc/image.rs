@@ -291,7 +291,7 @@ impl Image for Work {
     }
 }
 
-image_of!(Slot { first, packets, work, start, next, end, queued });
+image_of!(Slot { first, packets, work, start, next, end, stop, queued });
 
 /// The slots that are held, oldest first, and what of them is to be answered again, as places from the newest back.
 fn save_resources(resources: &Resources, out: &mut Vec<u8>) {
@@ -318,12 +318,13 @@ fn load_resources(base: &Base, from: &mut Reader<'_>) -> Result<Resources, Impor
     ensure(held <= u32::from(limit).max(resources.owed()), "responder resources")?;
     for back in (1..=held).rev() {
         let slot = Slot::load(from)?;
-        let packets = match slot.work {
-            Work::Read { len, .. } => segment::packets(len, mtu_of(base)),
-            Work::Atomic { .. } => 1,
+        let (len, packets) = match slot.work {
+            Work::Read { len, .. } => (len, segment::packets(len, mtu_of(base))),
+            Work::Atomic { .. } => (0, 1),
         };
         let owed = back <= resources.owed();
-        let ordered = slot.start <= slot.next && slot.next <= slot.end && slot.end <= packets;
+        let stops = slot.stop <= len && slot.end == segment::packets(slot.stop, mtu_of(base));
+        let ordered = slot.start <= slot.next && slot.next <= slot.end && slot.end <= packets && stops;
         let pending = !(owed || slot.queued) || slot.next < slot.end;
         let long = matches!(slot.work, Work::Read { len, .. } if len > DmaLen::MAX.0);
         let executed = matches!(slot.work, Work::Read { .. } | Work::Atomic { result: Some(_), .. });

@@ -55,6 +55,8 @@ pub(super) struct Slot {
     pub(super) start: u32,
     pub(super) next: u32,
     pub(super) end: u32,
+    /// Where its last packet ends in a READ, in bytes: a duplicate may ask for less than there is.
+    pub(super) stop: u32,
     /// Waits in the ring of repeats.
     pub(super) queued: bool,
 }
@@ -67,6 +69,7 @@ impl Slot {
         start: 0,
         next: 0,
         end: 0,
+        stop: 0,
         queued: false,
     };
 }
@@ -196,8 +199,12 @@ impl Resources {
     /// Accepts one. The caller has asked for room.
     pub(super) fn push(&mut self, first: Psn, packets: u32, work: Work) {
         let at = self.tail;
+        let stop = match work {
+            Work::Read { len, .. } => len,
+            Work::Atomic { .. } => 0,
+        };
         if let Some(slot) = self.slot_mut(at) {
-            *slot = Slot { first, packets, work, start: 0, next: 0, end: packets, queued: false };
+            *slot = Slot { first, packets, work, start: 0, next: 0, end: packets, stop, queued: false };
         }
         self.tail = at.wrapping_add(1);
         self.held = self.held.saturating_add(1).min(self.limit);
@@ -210,9 +217,8 @@ impl Resources {
         let full = self.repeat_tail.wrapping_sub(self.repeat_head) >= self.places();
         let Some(slot) = self.slot_mut(index) else { return Repeat::Stale };
         let number = distance(psn, slot.first);
-        let Some(packets) = same(&slot.work, again, segment::offset(number, mtu), mtu) else {
-            return Repeat::Stale;
-        };
+        let offset = segment::offset(number, mtu);
+        let Some(bytes) = same(&slot.work, again, offset) else { return Repeat::Stale };
         if pending {
             // Its turn is still to come. Where it has begun, it goes back to what was asked for.
             if number < slot.next {
@@ -223,7 +229,8 @@ impl Resources {
         }
         slot.start = number;
         slot.next = number;
-        slot.end = number.saturating_add(packets).min(slot.packets);
+        slot.end = number.saturating_add(segment::packets(bytes, mtu)).min(slot.packets);
+        slot.stop = offset.saturating_add(bytes);
         if !slot.queued {
             if full {
                 return Repeat::Stale;
@@ -356,19 +363,20 @@ impl Resources {
     }
 }
 
-/// Packets that a duplicate asks for, if it asks for what was accepted then: `offset` is where its PSN lies in it.
-fn same(work: &Work, again: &Replay, offset: u32, mtu: PathMtu) -> Option<u32> {
+/// Bytes that a duplicate asks for, if it asks for what was accepted then: `offset` is where its PSN lies in it. An
+/// atomic has none.
+fn same(work: &Work, again: &Replay, offset: u32) -> Option<u32> {
     match (work, again) {
         // The same key, the address of this packet, and nothing beyond the end. A READ of 0 bytes names no address.
-        (Work::Read { len: 0, .. }, Replay::Read { len: 0, .. }) => Some(1),
+        (Work::Read { len: 0, .. }, Replay::Read { len: 0, .. }) => Some(0),
         (Work::Read { addr, rkey, len }, Replay::Read { addr: at, rkey: key, len: want }) => {
             let fits = key == rkey
                 && *at == addr.advance(u64::from(offset))
                 && (1..=len.saturating_sub(offset)).contains(want);
-            fits.then(|| segment::packets(*want, mtu))
+            fits.then_some(*want)
         }
         (Work::Atomic { addr, rkey, op, .. }, Replay::Atomic { addr: at, rkey: key, op: same }) => {
-            (addr == at && rkey == key && op == same).then_some(1)
+            (addr == at && rkey == key && op == same).then_some(0)
         }
         (Work::Read { .. }, Replay::Atomic { .. }) | (Work::Atomic { .. }, Replay::Read { .. }) => None,
     }
@@ -378,11 +386,11 @@ impl Slot {
     #[inline]
     fn due(&self, mtu: PathMtu) -> Due {
         let what = match self.work {
-            Work::Read { addr, rkey, len } => DueWhat::Read {
+            Work::Read { addr, rkey, len: _ } => DueWhat::Read {
                 part: segment::part(self.start, self.next, self.end),
                 addr: addr.advance(u64::from(segment::offset(self.next, mtu))),
                 rkey,
-                len: segment::chunk(len, self.next, mtu),
+                len: segment::chunk(self.stop, self.next, mtu),
             },
             Work::Atomic { addr, rkey, op, result } => DueWhat::Atomic { addr, rkey, op, result },
         };

@@ -35,12 +35,12 @@ pub(crate) struct Responder {
     /// A NAK for `expected` went out or is owed: the gap gets no other until `expected` arrives. (Not a state of its
     /// own: it holds in any state of `inbound`.)
     pub(super) nak_given: bool,
-    /// PSN after the last READ or atomic. Duplicates from here on may be acknowledged with the newest PSN; an older one only
-    /// with its own, since a later PSN would stand for READ data (WIRE-1).
+    /// PSN after the last READ or atomic.
     pub(super) after_read: Psn,
     /// An ACK of everything before `expected` is owed.
     pub(super) ack_due: bool,
-    /// An ACK of a duplicate is owed, with this PSN.
+    /// An ACK of duplicates is owed, with the PSN of the latest of them: never with a later one, which might stand for
+    /// READ data, or for what the peer has not sent again yet (WIRE-1).
     pub(super) duplicate_ack: Option<Psn>,
     pub(super) nak: Option<Nak>,
     pub(super) resources: Resources,
@@ -142,21 +142,26 @@ impl Responder {
                     Repeat::Stale => DropReason::StaleDuplicate,
                 }
             }
-            // Answered only where the peer asks for it, as a packet that is not a duplicate is. A peer that goes back
-            // asks with the end of each message. An answer before that, to a message which it has half sent again,
-            // completes the message under the feet of Linux' rdma_rxe: its next PSN stays behind what is
-            // acknowledged, it neither sends nor times out any more, and the connection hangs (seen with 6.12).
+            // Answered only where the peer asks for it, as a packet that is not a duplicate is.
             Op::Send | Op::Write if !packet.headers.bth.ack_req => DropReason::Duplicate,
             Op::Send | Op::Write => {
-                if psn.offset_from(self.after_read) >= 0 {
-                    self.ack_due = true;
-                } else if self.resources.owed() == 0 {
-                    self.duplicate_ack = Some(psn);
-                }
-                // Else the response of a later READ is still to come and acknowledges this one.
+                self.acknowledge_again(psn);
                 DropReason::Duplicate
             }
             Op::ReadResponse | Op::Ack | Op::AtomicAck | Op::Cnp => DropReason::StaleDuplicate,
+        }
+    }
+
+    /// The peer went back, and what it sends again is acknowledged as far as it has sent it: by the PSN of the duplicate,
+    /// not by the newest. An ACK of more completes messages under the feet of Linux' rdma_rxe, which then neither sends
+    /// the rest nor waits for an answer to it, so that the connection hangs when one more packet is lost (seen with 6.12).
+    fn acknowledge_again(&mut self, psn: Psn) {
+        if self.resources.owed() > 0 && psn.offset_from(self.after_read) < 0 {
+            // The response of a later READ is still to come and acknowledges this one.
+            return;
+        }
+        if self.duplicate_ack.is_none_or(|before| psn.offset_from(before) > 0) {
+            self.duplicate_ack = Some(psn);
         }
     }
 

@@ -11,7 +11,7 @@
 //! post recv LEN [lkey=] (to the shared receive queue, if there is one)
 //! post ... [to= qkey= ah=none|otherpd|mixed v6] (UD)
 //! rx NAME psn= [len= va= dma= key= imm= timer= credits= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
-//! rx ... [qkey= src= v6 group] (UD)
+//! rx ... [qkey= src= v6 group] (UD) [aeth=rnr|nak|reserved] (READ responses and results of atomics)
 //! tick 10ms | modify err|sqd|rts|reset|sqe_rts | dereg NAME | busy NAME | room N | peek OFFSET LEN | fill BYTE | show | limit N
 //! change [access= pkey= qkey= timeout= retry= rnr_retry= rd= dest_rd= rnr_timer= av]
 //! ```
@@ -302,6 +302,13 @@ impl World {
             ext.invalidate = Some(self.rkey(words));
         }
         if info.aeth {
+            let syndrome = match words.text("aeth") {
+                None => syndrome,
+                Some("rnr") => Syndrome::RnrNak { timer: 1 },
+                Some("nak") => Syndrome::Nak(NakCode::RemoteAccess),
+                Some("reserved") => Syndrome::Reserved(0x40),
+                Some(other) => panic!("no AETH {other}"),
+            };
             ext.aeth = Some(Aeth { syndrome, msn: Msn::new(words.number("msn").unwrap_or(0)) });
         }
         if info.atomic_ack {
@@ -459,6 +466,10 @@ impl World {
                         if wc.is_recv && wc.solicited {
                             line += " se";
                         }
+                        if wc.flags.contains(WcFlags::WITH_IMM) {
+                            let [a, b, c, d] = wc.imm.0;
+                            line += &format!(" imm={a:02x}{b:02x}{c:02x}{d:02x}");
+                        }
                         if wc.flags.contains(WcFlags::WITH_INV) {
                             line += " inv";
                         }
@@ -512,6 +523,7 @@ fn parse_name(name: &str, words: &Words<'_>) -> (Opcode, Syndrome) {
         "NAK_INV_REQ" => Some(Syndrome::Nak(NakCode::InvalidRequest)),
         "NAK_ACCESS" => Some(Syndrome::Nak(NakCode::RemoteAccess)),
         "NAK_REM_OP" => Some(Syndrome::Nak(NakCode::RemoteOperational)),
+        "NAK_RD" => Some(Syndrome::Nak(NakCode::InvalidRdRequest)),
         "NAK_OTHER" => Some(Syndrome::Nak(NakCode::Reserved(9))),
         "ACK_RESERVED" => Some(Syndrome::Reserved(0x40)),
         _ => None,
