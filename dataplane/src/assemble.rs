@@ -30,6 +30,7 @@ use crate::node::{Identity, Node};
 /// Names what could not be had: memory, link, address, interface, core.
 pub fn assemble(config: &ApplianceConfig, started: Instant) -> Result<Node, ApiError> {
     let mut claims = Vec::new();
+    require_pinnable(config)?;
     let (arena, report) = make_arena(config.memory)?;
     let (mut port, attached_to) = open_port(config, &arena, &mut claims)?;
     let mut fallbacks = Vec::new();
@@ -123,23 +124,44 @@ fn open_port(
             Ok((AnyPort::wrap(port, &options).map_err(port_error)?, link.to_string()))
         }
         WireConfig::Xdp { interface, mode, zero_copy, queues } => {
-            let mut xdp = XdpConfig::new(interface.as_str());
-            xdp.workers = u16::try_from(config.workers.len()).unwrap_or(u16::MAX);
-            xdp.queues = queues.map(u32::from);
-            xdp.addresses = config.port.addresses.iter().map(|address| address.ip()).collect();
-            xdp.mode = match mode {
-                XdpMode::Auto => xdp::XdpMode::Auto,
-                XdpMode::Native => xdp::XdpMode::Native,
-                XdpMode::Generic => xdp::XdpMode::Generic,
-            };
-            xdp.zero_copy = match zero_copy {
-                ZeroCopy::Auto => xdp::ZeroCopy::Auto,
-                ZeroCopy::On => xdp::ZeroCopy::Must,
-                ZeroCopy::Off => xdp::ZeroCopy::Off,
-            };
+            let xdp = xdp_config(config, (interface.as_str(), *mode, *zero_copy, *queues));
             check_umem(&xdp, arena)?;
             let port = XdpPort::open_in(xdp, arena).map_err(port_error)?;
             Ok((AnyPort::wrap(port, &options).map_err(port_error)?, interface.as_str().to_owned()))
+        }
+    }
+}
+
+fn xdp_config(
+    config: &ApplianceConfig,
+    (interface, mode, zero_copy, queues): (&str, XdpMode, ZeroCopy, Option<u16>),
+) -> XdpConfig {
+    let mut xdp = XdpConfig::new(interface);
+    xdp.workers = u16::try_from(config.workers.len()).unwrap_or(u16::MAX);
+    xdp.queues = queues.map(u32::from);
+    xdp.addresses = config.port.addresses.iter().map(|address| address.ip()).collect();
+    xdp.mode = match mode {
+        XdpMode::Auto => xdp::XdpMode::Auto,
+        XdpMode::Native => xdp::XdpMode::Native,
+        XdpMode::Generic => xdp::XdpMode::Generic,
+    };
+    xdp.zero_copy = match zero_copy {
+        ZeroCopy::Auto => xdp::ZeroCopy::Auto,
+        ZeroCopy::On => xdp::ZeroCopy::Must,
+        ZeroCopy::Off => xdp::ZeroCopy::Off,
+    };
+    xdp
+}
+
+/// Says whether the port may pin what it will, before memory is taken and anything is attached. Only `xdp` pins: its
+/// buffers, out of the arena.
+fn require_pinnable(config: &ApplianceConfig) -> Result<(), ApiError> {
+    match &config.port.wire {
+        WireConfig::Shm { .. } => Ok(()),
+        WireConfig::Xdp { interface, mode, zero_copy, queues } => {
+            let xdp = xdp_config(config, (interface.as_str(), *mode, *zero_copy, *queues));
+            let bytes = XdpPort::umem_bytes(&xdp).map_err(port_error)?;
+            os::require_memlock(bytes as u64).map_err(arena_error)
         }
     }
 }

@@ -98,3 +98,47 @@ fn appliances_on_interfaces_move_data_and_leave_nothing() {
     let link = wire.ip(0, &["-d", "link", "show", "dev", VETH]);
     assert!(!link.contains("xdp"), "the program is detached: {link}");
 }
+
+/// A command in front that enters the namespace of `side` with at most `kib` KiB of locked memory, and without the
+/// capability that lifts the limit.
+fn with_locked_memory(wire: &netns::Pair, side: usize, kib: u64) -> Vec<String> {
+    let limit = format!("ulimit -l {kib} && exec \"$0\" \"$@\"");
+    ["ip", "netns", "exec", wire.name(side), "setpriv", "--bounding-set=-ipc_lock", "sh", "-c", &limit]
+        .map(String::from)
+        .to_vec()
+}
+
+/// MR-1 of the field cases: 512 MiB of pools are configured where 64 KiB may be locked.
+#[test]
+fn mr_1_a_limit_on_locked_memory_is_told_before_the_interface_is_touched() {
+    let Some(wire) = netns::Pair::new(1, 1500) else { return };
+    let (files, run) = (Folder::new(), Folder::new());
+    let file = files.write("fe0.toml", &text("fe0").replace("\"32M\"", "\"512M\""));
+    let enter = with_locked_memory(&wire, 0, 64);
+    let mut process = std::process::Command::new(&enter[0]);
+    process.args(&enter[1..]).arg(env!("CARGO_BIN_EXE_ferroced")).arg("--config").arg(&file);
+    let output = finish(process.arg("--run-dir").arg(&run.0));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let line = error.lines().find(|line| line.starts_with("ferroced: ")).expect("a line that says why");
+    for told in ["memlock", "64 KiB (RLIMIT_MEMLOCK)", "uses 0 bytes", "ulimit -l ", "LimitMEMLOCK="] {
+        assert!(line.contains(told), "{told} is missing in: {line}");
+    }
+    // Nothing came of it: no program on the interface, no memory taken, nothing in the folder.
+    assert!(!wire.ip(0, &["-d", "link", "show", "dev", VETH]).contains("xdp"));
+    assert!(!error.contains("pages="), "{error}");
+    assert_eq!(run.names(), Vec::<String>::new());
+
+    // The command that the line names is the cure.
+    let (_, rest) = line.split_once("ulimit -l ").expect("the command");
+    let kib: u64 = rest.split(',').next().expect("a number").parse().expect("KiB");
+    assert!((65..512 << 10).contains(&kib), "{kib} KiB: the port's buffers, not the whole arena");
+    let cured = Daemon::start_inside(&with_locked_memory(&wire, 0, kib), &files, &run.0, "fe0", &text("fe0"));
+    assert_eq!(cured.connect().status().ports[0].kind, "xdp");
+    drop(cured);
+
+    // A link of two processes pins nothing, so nothing is asked of it.
+    let enter = with_locked_memory(&wire, 0, 64);
+    let shm = Daemon::start_inside(&enter, &files, &run.0, "fe1", &config("fe1", ADDRESS_A, ""));
+    assert_eq!(shm.connect().status().ports[0].kind, "shm");
+}

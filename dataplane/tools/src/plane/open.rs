@@ -1,5 +1,6 @@
 //! From a device's name to a port.
 
+use ferroce_mem::os::require_memlock;
 use ferroce_nic::any::BasePort;
 use ferroce_nic::shm::{ShmConfig, ShmPort};
 use ferroce_nic::xdp::{XdpConfig, XdpPort};
@@ -31,6 +32,9 @@ pub(super) fn open(args: &PlaneArgs, role: Role) -> Outcome<Plane> {
                 ));
             }
             let config = XdpConfig { pages: args.pages, ..XdpConfig::new(interface) };
+            // Told before anything is attached: the port pins its buffers.
+            let pinned = XdpPort::umem_bytes(&config).map_err(refused)?;
+            require_memlock(pinned as u64).map_err(|e| Fail::failed(e.to_string()))?;
             wrap(XdpPort::open(config).map_err(refused)?.into(), args, role, format!("xdp:{interface}"))
         }
     }
