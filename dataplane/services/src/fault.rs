@@ -40,6 +40,43 @@ pub enum Fault {
         /// The byte found.
         got: u8,
     },
+    /// An atomic returned, or left behind, another value than those before it allow.
+    Atomic {
+        /// Message number, from 0.
+        message: u64,
+        /// The value expected.
+        expected: u64,
+        /// The value found.
+        got: u64,
+    },
+    /// Two fetch and adds on one counter returned the same value.
+    AtomicAgain {
+        /// Message number of the second, from 0.
+        message: u64,
+        /// The value.
+        got: u64,
+    },
+    /// A message differs from the one before it from the same place, which the peer's program never changes.
+    Changed {
+        /// Message number, from 0.
+        message: u64,
+    },
+    /// Memory that no message goes to was changed.
+    Outside {
+        /// Offset in the memory.
+        offset: u64,
+        /// The byte expected.
+        expected: u8,
+        /// The byte found.
+        got: u8,
+    },
+    /// A message of a latency test was not answered in time, over a transport that repeats nothing.
+    Unanswered {
+        /// Message number, from 0.
+        message: u64,
+        /// How long nothing happened, in ns.
+        waited_ns: u64,
+    },
     /// A completion for something that was never posted.
     UnexpectedCompletion {
         /// Its work request.
@@ -75,6 +112,29 @@ impl fmt::Display for Fault {
             Fault::Data { message, offset, expected, got } => write!(
                 f,
                 "message {message} is wrong at offset {offset}: expected {expected:#04x}, found {got:#04x}"
+            ),
+            Fault::Atomic { message, expected, got } => {
+                write!(
+                    f,
+                    "the counter is wrong after atomic {message}: expected {expected:#x}, found {got:#x}"
+                )
+            }
+            Fault::AtomicAgain { message, got } => {
+                write!(f, "atomic {message} returned {got:#x}, as one before it did")
+            }
+            Fault::Changed { message } => {
+                write!(f, "message {message} differs from the one before it from the same place")
+            }
+            Fault::Outside { offset, expected, got } => write!(
+                f,
+                "memory at offset {offset}, to which no message goes, was changed: expected {expected:#04x}, \
+                 found {got:#04x}"
+            ),
+            Fault::Unanswered { message, waited_ns } => write!(
+                f,
+                "message {message} was not answered for {} ms: it or its answer was lost, and UC and UD repeat \
+                 nothing",
+                waited_ns / 1_000_000
             ),
             Fault::UnexpectedCompletion { wr_id } => {
                 write!(f, "completion of {wr_id:#x}, which was never posted")

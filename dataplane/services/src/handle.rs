@@ -98,7 +98,6 @@ impl<R> Progress<R> {
         self.0.ready.store(true, Ordering::Release);
     }
     /// Events told so far.
-    #[allow(dead_code)]
     pub(crate) fn events(&self) -> u64 {
         self.0.events.load(Ordering::Acquire)
     }

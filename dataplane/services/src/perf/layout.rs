@@ -93,11 +93,6 @@ impl Layout {
         area.at(lane, self.slot(area, message))
     }
 
-    /// First byte of message `message` of the only queue pair.
-    pub fn place(&self, area: &Area, message: u64) -> u64 {
-        self.message(area, 0, message)
-    }
-
     /// What the peer was told of queue pair `lane`.
     pub fn told(&self, lane: usize) -> u64 {
         self.announced.0 + lane as u64 * self.announced.1

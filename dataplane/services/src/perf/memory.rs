@@ -1,9 +1,11 @@
 //! Memory of a perf test: what it holds before the test, and how it is compared.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ferroce_mem::os::Block;
 
+use super::lanes;
 use super::layout::PerfLayout;
 use super::spec::{PerfMode, PerfOp, PerfSpec, SpecError};
 use crate::area::{self, chunks};
@@ -75,7 +77,7 @@ impl PerfMemory {
                 if spec.op.is_atomic() {
                     self.set(at, spec.size.into(), 0)?;
                 } else {
-                    self.fill(at, spec.size.into(), spec.own_seed(), slot)?;
+                    self.fill(at, spec.size.into(), spec.own_seed(), lanes::wr_id(lane, slot))?;
                 }
             }
             for slot in 0..layout.receive.slots {
@@ -121,9 +123,21 @@ impl PerfMemory {
 
     /// Compares `len` bytes at `at` with the pattern; `number` is the message's number for the fault.
     pub(super) fn check(&self, at: u64, len: u64, seed: u64, message: u64, number: u64) -> Result<(), Fault> {
+        self.check_from(at, 0..len, seed, message, number)
+    }
+
+    /// As [`PerfMemory::check`], of a part of the message; `part` begins at a multiple of 8.
+    pub(super) fn check_from(
+        &self,
+        at: u64,
+        part: Range<u64>,
+        seed: u64,
+        message: u64,
+        number: u64,
+    ) -> Result<(), Fault> {
         let mut chunk = [0u8; pattern::CHUNK_BYTES];
-        chunks(len, |offset, count| {
-            let piece = &mut chunk[..count];
+        chunks(part.end.saturating_sub(part.start), |offset, count| {
+            let (piece, offset) = (&mut chunk[..count], part.start + offset);
             self.read(at + offset, piece)?;
             pattern::check(piece, seed, message, offset).map_err(|m| Fault::Data {
                 message: number,
@@ -131,6 +145,56 @@ impl PerfMemory {
                 expected: m.expected,
                 got: m.got,
             })
+        })
+    }
+
+    /// As [`PerfMemory::check`], but a byte may also be 0: it was never written.
+    pub(super) fn check_or_zero(
+        &self,
+        at: u64,
+        len: u64,
+        seed: u64,
+        message: u64,
+        number: u64,
+    ) -> Result<(), Fault> {
+        let (mut got, mut want) = ([0u8; pattern::CHUNK_BYTES], [0u8; pattern::CHUNK_BYTES]);
+        chunks(len, |offset, count| {
+            let (got, want) = (&mut got[..count], &mut want[..count]);
+            self.read(at + offset, got)?;
+            pattern::fill(want, seed, message, offset);
+            match got.iter().zip(want.iter()).position(|(got, want)| got != want && *got != 0) {
+                None => Ok(()),
+                Some(index) => Err(Fault::Data {
+                    message: number,
+                    offset: offset + index as u64,
+                    expected: want[index],
+                    got: got[index],
+                }),
+            }
+        })
+    }
+
+    /// Compares `len` bytes at `at` with what [`PerfMemory::prepare`] put there in perftest's layout: the pattern of
+    /// `seed`, or zeros.
+    pub(super) fn check_kept(&self, at: u64, len: u64, seed: Option<u64>) -> Result<(), Fault> {
+        let (mut got, mut want) = ([0u8; pattern::CHUNK_BYTES], [0u8; pattern::CHUNK_BYTES]);
+        // The pattern is made of words.
+        let from = at & !7;
+        chunks(at + len - from, |offset, count| {
+            let (got, want) = (&mut got[..count], &mut want[..count]);
+            self.read(from + offset, got)?;
+            if let Some(seed) = seed {
+                pattern::fill(want, seed, 0, from + offset);
+            }
+            let skip = at.saturating_sub(from + offset) as usize;
+            match got.iter().zip(want.iter()).skip(skip).position(|(got, want)| got != want) {
+                None => Ok(()),
+                Some(index) => Err(Fault::Outside {
+                    offset: from + offset + (skip + index) as u64,
+                    expected: want[skip + index],
+                    got: got[skip + index],
+                }),
+            }
         })
     }
 

@@ -22,12 +22,18 @@
 //! specification: [`PerfMemory::refill`] between them, while neither side has a test running. It works as long as
 //! [`PerfReport::is_clean`].
 
+mod arrive;
 mod check;
+mod lanes;
 mod layout;
+mod measure;
 mod memory;
+mod pace;
+mod post;
 mod report;
 mod service;
 mod spec;
+mod verify;
 
 use ferroce_mem::Lkey;
 use ferroce_verbs::{CqId, Qpn, RemoteAddr, Rkey, UdDest};

@@ -1,472 +1,333 @@
-//! The perf state machine. One exchange or one bounded burst per poll.
+//! The perf state machine: what happens in one pass, when a test is over, what it reports. Posting is in `post`, what
+//! comes back in `arrive`, comparing in `verify`.
 
-use ferroce_verbs::{
-    PostError, QpType, Queues, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Service, Sge, Wc,
-};
+use ferroce_verbs::{Qpn, Queues, Service, Wc, WcStatus};
 
-use super::layout::Layout;
+use super::lanes::Lanes;
+use super::layout::{Layout, PerfLayout};
+use super::measure::{Mark, Measure};
+use super::pace::Pace;
 use super::report::PerfTotals;
-use super::{PerfEndpoints, PerfHandle, PerfLayout, PerfMode, PerfOp, PerfReport, PerfSpec, Role, SpecError};
+use super::verify::Verify;
+use super::{PerfEndpoints, PerfHandle, PerfMode, PerfOp, PerfReport, PerfSpec, Role, SpecError};
 use crate::clock;
-use crate::cq::{self, BATCH, RECV_MARK};
+use crate::cq::BATCH;
 use crate::fault::{Fault, ServiceError};
 use crate::handle::Progress;
 use crate::latency::LatencyRecorder;
 use crate::pattern;
 use crate::rate::RateWindow;
 
-/// Most work requests posted to a queue in one poll.
-const POST_BURST: usize = 64;
+/// How long a test whose duration is over waits for what is still under way: the peer's may be over too, and nobody
+/// answers any more.
+const GRACE_NS: u64 = 200_000_000;
 
-/// A running test. Invariants: `completed <= posted <= total`; `received <= recv_posted`; at most one message of a
-/// latency client is unanswered.
+/// A running test. Invariants: those of [`Lanes`]; without an open loop at most one message of a latency client is
+/// unanswered.
 pub struct PerfService {
-    spec: PerfSpec,
-    layout: Layout,
-    ends: PerfEndpoints,
-    progress: Progress<PerfReport>,
-    batch: Box<[Wc]>,
-    inline: Box<[u8]>,
-    /// Messages to post in all; `u64::MAX` until a duration is over.
-    total: u64,
-    /// Sends posted, sends known to be complete, and whether the last one posted asked for a completion.
-    posted: u64,
-    completed: u64,
-    tail_signalled: bool,
-    /// Receives posted; messages received (write latency: seen in the buffer).
-    recv_posted: u64,
-    received: u64,
-    /// When the unanswered message of a latency client was posted.
-    asked_at_ns: Option<u64>,
-    started_ns: Option<u64>,
+    pub(super) spec: PerfSpec,
+    pub(super) layout: Layout,
+    pub(super) ends: PerfEndpoints,
+    pub(super) progress: Progress<PerfReport>,
+    pub(super) batch: Box<[Wc]>,
+    pub(super) inline: Box<[u8]>,
+    pub(super) lanes: Lanes,
+    /// Messages of one queue pair and of all; `u64::MAX` with a duration.
+    pub(super) total: u64,
+    pub(super) total_all: u64,
+    /// The warm-up is not over.
+    pub(super) warming: bool,
+    /// A duration is over: so many sends there will have been.
+    pub(super) closed: Option<u64>,
+    /// The first receives: the lane whose turn it is; done at the number of lanes.
+    pub(super) recv_lane: usize,
+    /// When the unanswered message of a closed loop was posted.
+    pub(super) asked_at_ns: Option<u64>,
+    /// Events told when the completion queues were armed; polling waits for one more.
+    pub(super) armed: Option<u64>,
+    pub(super) pace: Option<Pace>,
+    pub(super) measure: Measure,
+    pub(super) samples: Option<LatencyRecorder>,
+    pub(super) verify: Verify,
+    /// Whose fault a failure is.
+    pub(super) culprit: Option<Qpn>,
+    rate: RateWindow,
+    /// The last thing that happened, and the last that resets the deadline.
     ended_ns: u64,
     progress_ns: Option<u64>,
-    /// Next slot that a stopped passive server compares.
-    verified: u64,
-    samples: Option<LatencyRecorder>,
-    rate: RateWindow,
+    /// The test is over, on request or not; what can be compared afterwards still is.
+    ending: Option<bool>,
 }
 
 impl PerfService {
     /// A service on connected endpoints, and what its host watches it with.
     ///
     /// # Errors
-    /// The specification is refused, or the endpoints' memory was prepared for a smaller one.
+    /// The specification is refused, the endpoints do not suit it, or their memory was prepared for a smaller one.
     pub fn new(spec: PerfSpec, endpoints: PerfEndpoints) -> Result<(Self, PerfHandle), SpecError> {
         endpoints.local.check_size(&spec)?;
-        not_there_yet(&spec)?;
+        check_queue_pairs(&spec, &endpoints)?;
         let (progress, handle) = Progress::new();
-        let mut inline = vec![0; if spec.is_inline() { spec.size as usize } else { 0 }].into_boxed_slice();
-        pattern::fill(&mut inline, spec.own_seed(), 0, 0);
+        let layout = spec.layout();
+        let inline = inline_data(&spec, &layout, &endpoints)?;
         let samples = (spec.mode == PerfMode::Lat && spec.role == Role::Client).then(LatencyRecorder::new);
         let span = (u64::from(spec.tx_depth) * 4).max(512);
         let total = if spec.duration_ns.is_some() { u64::MAX } else { spec.warmup + spec.iters };
+        let warming = spec.warmup > 0 && spec.requests() && !answers(&spec);
         let service = PerfService {
-            layout: spec.layout(),
-            ends: endpoints,
-            progress,
-            batch: vec![Wc::EMPTY; BATCH].into_boxed_slice(),
-            inline,
+            lanes: Lanes::new(spec.qps, if warming { spec.warmup } else { total }),
             total,
-            posted: 0,
-            completed: 0,
-            tail_signalled: true,
-            recv_posted: 0,
-            received: 0,
+            total_all: total.saturating_mul(spec.qps.into()),
+            warming,
+            closed: None,
+            recv_lane: if spec.receives() { 0 } else { spec.qps as usize },
             asked_at_ns: None,
-            started_ns: None,
+            armed: None,
+            pace: Pace::of(&spec),
+            measure: Measure::of(&spec),
+            samples,
+            verify: Verify::of(&spec, &layout),
+            culprit: None,
+            rate: RateWindow::new(span),
             ended_ns: 0,
             progress_ns: None,
-            verified: 0,
-            samples,
-            rate: RateWindow::new(span),
+            ending: None,
+            batch: vec![Wc::EMPTY; BATCH].into_boxed_slice(),
+            inline,
+            layout,
+            ends: endpoints,
+            progress,
             spec,
         };
         Ok((service, handle))
     }
 
     /// Messages done, warm-up included.
-    fn done(&self) -> u64 {
-        match (self.spec.role, self.spec.mode, self.spec.op) {
-            (Role::Client, PerfMode::Bw, _)
-            | (Role::Client, PerfMode::Lat, PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap) => {
-                self.completed
-            }
-            (Role::Client, PerfMode::Lat, _) | (Role::Server, ..) => self.received,
+    pub(super) fn done(&self) -> u64 {
+        match (self.spec.mode, self.spec.op) {
+            (PerfMode::Lat, PerfOp::Send | PerfOp::Write) => self.lanes.received,
+            _ if self.spec.requests() => self.lanes.completed,
+            _ => self.lanes.received,
         }
     }
 
-    /// Messages to post before a pause: the warm-up drains before the measurement starts.
-    fn phase_end(&self) -> u64 {
-        if self.done() < self.spec.warmup { self.spec.warmup } else { self.total }
+    fn warmup_all(&self) -> u64 {
+        self.spec.warmup.saturating_mul(self.spec.qps.into())
+    }
+
+    /// A server that begins when the first message is there.
+    pub(super) fn follows(&self) -> bool {
+        self.spec.role == Role::Server && (self.spec.op == PerfOp::Send || !self.spec.requests())
     }
 
     fn step<Q: Queues>(&mut self, queues: &mut Q, now_ns: u64) -> Result<usize, Fault> {
-        let mut work = self.post_receives(queues)?;
-        work += self.drain(queues)?;
-        self.start_clock(now_ns);
-        work += match (self.spec.role, self.spec.mode, self.spec.op) {
-            (Role::Client, PerfMode::Bw, _) => self.fill_window(queues)?,
-            (Role::Client, PerfMode::Lat, PerfOp::Write) => self.watch()? + self.ask(queues)?,
-            (Role::Client, PerfMode::Lat, _) => self.ask(queues)?,
-            (Role::Server, PerfMode::Lat, PerfOp::Send) => self.answer(queues)?,
-            (Role::Server, PerfMode::Lat, PerfOp::Write) => self.watch()? + self.answer(queues)?,
-            (Role::Server, ..) => 0,
-        };
+        let mut work = self.fill_receives(queues)?;
+        work += self.take(queues)?;
+        self.turn(now_ns);
+        work += self.push(queues)?;
         Ok(work)
     }
 
     /// The measurement starts when the warm-up is over; a duration ends it.
-    fn start_clock(&mut self, now_ns: u64) {
-        let may_start = match self.spec.role {
-            Role::Client => self.done() >= self.spec.warmup,
-            Role::Server => self.done() > self.spec.warmup || (self.spec.warmup == 0 && self.done() > 0),
-        };
-        if self.started_ns.is_none() && may_start {
-            self.started_ns = Some(now_ns);
+    fn turn(&mut self, now_ns: u64) {
+        if self.warming && self.done() >= self.warmup_all() {
+            self.warming = false;
+            self.lanes.set_end(self.total);
         }
-        if let (Some(started), Some(duration), Role::Client) =
-            (self.started_ns, self.spec.duration_ns, self.spec.role)
-            && self.total == u64::MAX
-            && now_ns.saturating_sub(started) >= duration
-        {
-            // A tail without a completion could never be known as done: one more message then asks for one.
-            self.total = if self.tail_signalled { self.posted } else { self.posted + 1 };
-        }
-    }
-
-    fn post_receives<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
-        let wanted = self.spec.op == PerfOp::Send
-            && (self.spec.role == Role::Server || self.spec.mode == PerfMode::Lat);
-        if !wanted {
-            return Ok(0);
-        }
-        let depth = u64::from(self.spec.recv_queue_depth());
-        let mut count = 0;
-        while count < POST_BURST && self.recv_posted < self.total && self.recv_posted - self.received < depth
-        {
-            let sge = [self.local_sge(self.layout.place(&self.layout.receive, self.recv_posted))];
-            let sg_list = if self.spec.size == 0 { &sge[..0] } else { &sge[..] };
-            match queues
-                .post_recv(self.ends.qps[0].qpn, &RecvWr { wr_id: RECV_MARK | self.recv_posted, sg_list })
-            {
-                Ok(()) => self.recv_posted += 1,
-                Err(PostError::Full) => break,
-                Err(error) => return Err(Fault::Post(error)),
-            }
-            count += 1;
-        }
-        Ok(count)
-    }
-
-    fn local_sge(&self, offset: u64) -> Sge {
-        let addr = self.ends.local_iova.wrapping_add(offset);
-        Sge { addr, length: self.spec.size, lkey: self.ends.local_lkey }
-    }
-
-    /// Takes the completions of both queues.
-    fn drain<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
-        // Taken out and put back: an empty box costs nothing, and the completions can be handled with `&mut self`.
-        let mut batch = std::mem::take(&mut self.batch);
-        let result = self.drain_into(queues, &mut batch);
-        self.batch = batch;
-        result
-    }
-
-    fn drain_into<Q: Queues>(&mut self, queues: &mut Q, batch: &mut [Wc]) -> Result<usize, Fault> {
-        let queues_of = (self.ends.send_cq, self.ends.recv_cq);
-        cq::drain(queues, queues_of, batch, |wc| self.completion(wc))
-    }
-
-    fn completion(&mut self, wc: &Wc) -> Result<(), Fault> {
-        let unexpected = Fault::UnexpectedCompletion { wr_id: wc.wr_id };
-        if wc.wr_id & RECV_MARK != 0 {
-            if wc.wr_id & !RECV_MARK != self.received || self.received >= self.recv_posted {
-                return Err(unexpected);
-            }
-            return self.receive(wc);
-        }
-        if wc.wr_id < self.completed || wc.wr_id >= self.posted {
-            return Err(unexpected);
-        }
-        let from = self.completed;
-        self.completed = wc.wr_id + 1;
-        if self.spec.op == PerfOp::Read {
-            if self.spec.mode == PerfMode::Lat {
-                self.sample(from);
-            }
-            self.check_reads(from, self.completed)?;
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, wc: &Wc) -> Result<(), Fault> {
-        let message = self.received;
-        if wc.byte_len != self.spec.size {
-            return Err(Fault::Length { message, expected: self.spec.size, got: wc.byte_len });
-        }
-        self.sample(message);
-        self.received += 1;
-        if self.spec.check_data {
-            let at = self.layout.place(&self.layout.receive, message);
-            let (size, seed) = (self.spec.size.into(), self.spec.peer_seed());
-            self.ends.local.check(at, size, seed, message, message)?;
-        }
-        Ok(())
-    }
-
-    /// A READ's data is compared and then spoilt, so that stale data cannot pass the next time.
-    fn check_reads(&mut self, from: u64, to: u64) -> Result<(), Fault> {
-        if !self.spec.check_data {
-            return Ok(());
-        }
-        let (size, seed) = (u64::from(self.spec.size), self.spec.peer_seed());
-        for message in from..to {
-            let at = self.layout.place(&self.layout.receive, message);
-            self.ends.local.check(at, size, seed, message % self.layout.outgoing.slots, message)?;
-            self.ends.local.set(at, size, 0xee)?;
-        }
-        Ok(())
-    }
-
-    /// Ends the round trip of `message`.
-    fn sample(&mut self, message: u64) {
-        if let (Some(asked_at), Some(samples)) = (self.asked_at_ns.take(), self.samples.as_mut())
-            && message >= self.spec.warmup
-        {
-            samples.record(clock::now_ns().saturating_sub(asked_at));
-        }
-    }
-
-    /// Write latency: the next message is there when the last byte of the buffer carries its number.
-    fn watch(&mut self) -> Result<usize, Fault> {
-        if self.received >= self.total {
-            return Ok(0);
-        }
-        let at = self.layout.place(&self.layout.receive, 0);
-        let size = u64::from(self.spec.size);
-        if self.ends.local.byte(at + size - 1)? != write_mark(self.received) {
-            return Ok(0);
-        }
-        // An answer to what was not asked is the peer's mistake; it must not be counted as a round trip.
-        if self.spec.role == Role::Client && self.received >= self.posted {
-            return Ok(0);
-        }
-        let message = self.received;
-        self.sample(message);
-        self.received += 1;
-        if self.spec.check_data {
-            self.ends.local.check(at, size - 1, self.spec.peer_seed(), message, message)?;
-        }
-        Ok(1)
-    }
-
-    /// Latency client: the next message, if the last one was answered.
-    fn ask<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
-        if self.done() < self.posted || self.posted >= self.phase_end() {
-            return Ok(0);
-        }
-        let asked_at = clock::now_ns();
-        if !self.post(queues)? {
-            return Ok(0);
-        }
-        self.asked_at_ns = Some(asked_at);
-        Ok(1)
-    }
-
-    /// Latency server: an answer to each message received.
-    fn answer<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
-        let mut count = 0;
-        while count < POST_BURST && self.posted < self.received && self.post(queues)? {
-            count += 1;
-        }
-        Ok(count)
-    }
-
-    fn fill_window<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
-        let mut count = 0;
-        while count < POST_BURST && self.posted < self.phase_end() && self.post(queues)? {
-            count += 1;
-        }
-        Ok(count)
-    }
-
-    /// Posts the next message; false if there is no room now.
-    fn post<Q: Queues>(&mut self, queues: &mut Q) -> Result<bool, Fault> {
-        if self.posted - self.completed >= u64::from(self.spec.send_queue_depth()) {
-            return Ok(false);
-        }
-        let message = self.posted;
-        let every = u64::from(self.spec.signal_every());
-        let always = self.spec.mode == PerfMode::Lat && self.spec.op == PerfOp::Read;
-        let signalled =
-            always || (message + 1).is_multiple_of(every) || message + 1 == self.phase_end_of(message);
-        self.write_message(message)?;
-        let mut flags = if signalled { SendFlags::SIGNALED } else { SendFlags::empty() };
-        let inline: &[u8] = if self.spec.is_inline() {
-            flags |= SendFlags::INLINE;
-            &self.inline
-        } else {
-            &[]
-        };
-        let local = match self.spec.op {
-            PerfOp::Read => self.layout.place(&self.layout.receive, message),
-            _ => self.layout.place(&self.layout.outgoing, message),
-        };
-        let sge = [self.local_sge(local)];
-        let sg_list = if self.spec.size == 0 || self.spec.is_inline() { &sge[..0] } else { &sge[..] };
-        let wr = SendWr { wr_id: message, op: self.operation(message), sg_list, inline, flags, ud: None };
-        match queues.post_send(self.ends.qps[0].qpn, &wr) {
-            Ok(()) => {
-                self.posted += 1;
-                self.tail_signalled = signalled;
-                Ok(true)
-            }
-            Err(PostError::Full) => Ok(false),
-            Err(error) => Err(Fault::Post(error)),
-        }
-    }
-
-    /// The phase that `message` belongs to ends there, whatever is done by now (a server's answers lag behind).
-    fn phase_end_of(&self, message: u64) -> u64 {
-        if message < self.spec.warmup { self.spec.warmup } else { self.total }
-    }
-
-    fn operation(&self, message: u64) -> SendOp {
-        let at = |offset: u64| RemoteAddr(self.ends.qps[0].remote_addr.0.wrapping_add(offset));
-        let rkey = self.ends.qps[0].remote_rkey;
-        match self.spec.op {
-            PerfOp::Send => SendOp::Send,
-            PerfOp::Write => {
-                SendOp::Write { remote_addr: at(self.layout.place(&self.layout.receive, message)), rkey }
-            }
-            PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap => {
-                SendOp::Read { remote_addr: at(self.layout.place(&self.layout.outgoing, message)), rkey }
+        if !self.measure.is_started() && !self.warming {
+            let first = if self.spec.requests() && !answers(&self.spec) {
+                !self.follows() || self.lanes.received > 0
+            } else {
+                self.done() > self.warmup_all()
+            };
+            if first {
+                self.measure.start(now_ns);
             }
         }
-    }
-
-    /// What changes from message to message: everything when data is checked, the last byte of a write for latency.
-    fn write_message(&mut self, message: u64) -> Result<(), Fault> {
-        let at = self.layout.place(&self.layout.outgoing, message);
-        let (size, seed) = (u64::from(self.spec.size), self.spec.own_seed());
-        let write_latency = self.spec.op == PerfOp::Write && self.spec.mode == PerfMode::Lat;
-        let changes = self.spec.check_data && (self.spec.op == PerfOp::Send || write_latency);
-        if self.spec.is_inline() {
-            // Static data is that of the slot, as prepared in memory.
-            let number = if changes { message } else { message % self.layout.outgoing.slots };
-            if self.spec.check_data {
-                pattern::fill(&mut self.inline, seed, number, 0);
+        let over = self.measure.tick(now_ns, self.done(), self.lanes.received);
+        if over && self.closed.is_none() && self.spec.requests() && !answers(&self.spec) {
+            self.closed = Some(self.lanes.close());
+            self.progress_ns = Some(now_ns);
+            if let Some(pace) = &mut self.pace {
+                pace.end();
             }
-            if let (true, Some(last)) = (write_latency, self.inline.last_mut()) {
-                *last = write_mark(message);
-            }
-            return Ok(());
         }
-        if changes {
-            self.ends.local.fill(at, size, seed, message)?;
-        }
-        if write_latency {
-            self.ends.local.write(at + size - 1, &[write_mark(message)])?;
-        }
-        Ok(())
     }
 
     /// True when nothing is left to do.
     fn is_complete(&self) -> bool {
-        let all = |count: u64| count == self.total;
-        match (self.spec.role, self.spec.mode, self.spec.op) {
-            (Role::Client, PerfMode::Bw, _) => all(self.completed),
-            (Role::Client, PerfMode::Lat, PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap) => {
-                all(self.completed)
-            }
-            (Role::Client, PerfMode::Lat, PerfOp::Send | PerfOp::Write)
-            | (Role::Server, PerfMode::Lat, PerfOp::Send | PerfOp::Write) => {
-                all(self.completed) && all(self.received)
-            }
-            (Role::Server, PerfMode::Bw, PerfOp::Send) => all(self.received),
-            (Role::Server, ..) => false,
+        let answered = self.spec.mode == PerfMode::Bw || self.done() == self.lanes.posted;
+        if self.spec.duration_ns.is_some() {
+            return self.spec.role == Role::Client
+                && self.closed.is_some_and(|goal| self.lanes.completed == goal)
+                && answered;
         }
+        let watches = self.spec.op == PerfOp::Write && self.spec.mode == PerfMode::Lat;
+        let comes = self.spec.receives() || watches;
+        let asks = self.spec.requests();
+        (asks || comes)
+            && (!asks || self.lanes.completed == self.total_all)
+            && (!comes || self.lanes.received == self.total_all)
     }
 
-    /// A stopped server of a checked write test compares one slot per poll; true when it has seen them all.
-    fn verify_written(&mut self) -> Result<bool, Fault> {
-        let written = self.spec.check_data
-            && self.spec.is_passive()
-            && self.spec.op == PerfOp::Write
-            && self.verified < self.layout.receive.slots.min(self.total);
-        if !written {
-            return Ok(true);
-        }
-        let (slot, size) = (self.verified, u64::from(self.spec.size));
-        let at = self.layout.place(&self.layout.receive, slot);
-        self.verified += 1;
-        // With a duration nobody knows here how many slots the client came to use; the first one at least.
-        if self.spec.duration_ns.is_some() && slot > 0 && self.ends.local.is_untouched(at, size)? {
-            return Ok(false);
-        }
-        self.ends.local.check(at, size, self.spec.peer_seed(), slot, slot)?;
-        Ok(false)
+    /// Messages that a receiver misses for good; 0 where none can be missing.
+    fn lost(&self) -> u64 {
+        let counted = self.spec.receives() && self.spec.may_lose() && self.spec.duration_ns.is_none();
+        if counted { self.total_all - self.lanes.received } else { 0 }
     }
 
-    fn finish(&mut self, stopped: bool) {
+    /// The last message without an acknowledgement is no failure when all of the peer's are here: perftest's programs
+    /// leave as soon as they have what they waited for.
+    fn is_lost_farewell(&self, fault: &Fault) -> bool {
+        self.spec.mode == PerfMode::Lat
+            && matches!(self.spec.op, PerfOp::Send | PerfOp::Write)
+            && self.lanes.received == self.total_all
+            && self.lanes.posted == self.total_all
+            && matches!(*fault, Fault::Completion { status: WcStatus::RetryExcErr, .. })
+    }
+
+    fn finish(&mut self) {
+        let stopped = self.ending.unwrap_or(false);
+        let last =
+            Mark { ns: self.ended_ns, done: self.done(), received: self.lanes.received, ..Mark::default() };
+        self.measure.end(last);
+        let (from, to) = self.measure.span().unwrap_or_default();
+        // Without margins all messages but those of the warm-up count, also those seen in the pass that started the clock.
+        let count = |from: u64, to: u64, all: u64| {
+            if self.spec.margin_ns > 0 {
+                to.saturating_sub(from)
+            } else {
+                all.saturating_sub(self.warmup_all())
+            }
+        };
+        let messages = count(from.done, to.done, self.done());
+        let received = count(from.received, to.received, self.lanes.received);
         let totals = PerfTotals {
-            messages: self.done().saturating_sub(self.spec.warmup),
-            elapsed_ns: self.started_ns.map_or(0, |started| self.ended_ns.saturating_sub(started)),
+            messages,
+            received: if self.spec.receives() { received } else { 0 },
+            lost: self.lost(),
+            unfinished: self.lanes.posted - self.lanes.completed,
+            receives_left: self.lanes.recv_posted.saturating_sub(self.lanes.received),
+            elapsed_ns: to.ns.saturating_sub(from.ns),
+            cpu_ns: self.measure.cpu_ns(),
             peak_msgs_per_s: if self.spec.mode == PerfMode::Bw { self.rate.best() } else { None },
             stopped,
-            ..PerfTotals::default()
         };
         self.progress.set_done(self.done());
         self.progress.finish(Ok(PerfReport::new(self.spec, totals, self.samples.take())));
     }
 
     fn fail(&mut self, fault: Fault) {
-        self.progress.finish(Err(ServiceError { fault, qpn: self.ends.qps[0].qpn, done: self.done() }));
+        let first = self.ends.qps.first().map_or(Qpn::new(0), |qp| qp.qpn);
+        let waiting = self.lanes.waiting().and_then(|lane| self.ends.qps.get(lane)).map(|qp| qp.qpn);
+        let qpn = self.culprit.or(waiting).unwrap_or(first);
+        self.progress.finish(Err(ServiceError { fault, qpn, done: self.done() }));
     }
 
+    /// After a pass: what it did, whether that was all, whether nothing happens any more.
     fn after_step(&mut self, work: usize, now_ns: u64) {
         if work > 0 {
-            self.progress_ns = Some(now_ns);
             self.ended_ns = now_ns;
             self.progress.set_done(self.done());
-            if self.spec.mode == PerfMode::Bw && self.started_ns.is_some() {
+            if self.spec.mode == PerfMode::Bw && self.measure.is_open() {
                 self.rate.mark(now_ns, self.done());
             }
         }
         if self.is_complete() {
-            return self.finish(false);
+            self.ending = Some(false);
+            return;
+        }
+        let waits = self.pace.as_ref().is_some_and(Pace::waits) && self.lanes.completed == self.lanes.posted;
+        if work > 0 || waits {
+            self.progress_ns = Some(now_ns);
         }
         let waited_ns = now_ns.saturating_sub(*self.progress_ns.get_or_insert(now_ns));
+        if self.closed.is_some() && self.spec.role == Role::Client && waited_ns > GRACE_NS {
+            self.ending = Some(false);
+            return;
+        }
         let deadline = self.spec.progress_deadline_ns;
-        if deadline > 0 && waited_ns > deadline && !self.spec.is_passive() {
-            self.fail(Fault::Stalled { waited_ns });
+        if deadline == 0 || waited_ns <= deadline || self.spec.is_passive() {
+            return;
+        }
+        let only_misses = self.lanes.completed == self.lanes.posted && self.lanes.received > 0;
+        match (self.spec.may_lose(), self.spec.mode) {
+            (true, PerfMode::Bw) if only_misses => self.ending = Some(false),
+            (true, PerfMode::Lat) => self.fail(Fault::Unanswered { message: self.done(), waited_ns }),
+            _ => self.fail(Fault::Stalled { waited_ns }),
+        }
+    }
+
+    /// One pass of a test that goes on.
+    fn go_on<Q: Queues>(&mut self, queues: &mut Q, now_ns: u64) -> usize {
+        if self.progress.stop_asked() {
+            // What has arrived by now counts; that the peer left in the meantime does not.
+            match self.take(queues) {
+                Ok(0) | Err(Fault::Completion { .. }) => {}
+                Ok(_) => self.ended_ns = now_ns,
+                Err(fault) => {
+                    self.fail(fault);
+                    return 1;
+                }
+            }
+            self.ending = Some(true);
+            return 1;
+        }
+        match self.step(queues, now_ns) {
+            Ok(work) => {
+                self.after_step(work, now_ns);
+                let awake = self.pace.as_ref().is_some_and(|pace| pace.keeps_awake(clock::now_ns()));
+                work + usize::from(awake)
+            }
+            Err(fault) if self.is_lost_farewell(&fault) => {
+                self.ending = Some(false);
+                1
+            }
+            Err(fault) => {
+                self.fail(fault);
+                1
+            }
         }
     }
 }
 
-/// What is still to come.
-fn not_there_yet(spec: &PerfSpec) -> Result<(), SpecError> {
-    let missing = [
-        ("connection", spec.connection != QpType::Rc),
-        ("qps", spec.qps > 1),
-        ("layout", spec.layout != PerfLayout::Ours),
-        ("atomics", spec.op.is_atomic()),
-        ("bidirectional", spec.bidirectional),
-        ("events", spec.events),
-        ("rate", spec.rate.is_some()),
-        ("margin", spec.margin_ns > 0),
-        ("post_list", spec.post_list > 1),
-    ];
-    match missing.iter().find(|(_, asked)| *asked) {
-        Some((attribute, _)) => Err(SpecError { attribute, asked: 1, allowed: "nothing yet" }),
-        None => Ok(()),
-    }
+/// A latency server that answers: it posts what it received.
+pub(super) fn answers(spec: &PerfSpec) -> bool {
+    spec.role == Role::Server && spec.mode == PerfMode::Lat && spec.requests()
 }
 
-/// Last byte of write number `message`, never that of its neighbours; the first is 1, as prepared memory is 0.
-fn write_mark(message: u64) -> u8 {
-    (message + 1) as u8
+fn check_queue_pairs(spec: &PerfSpec, endpoints: &PerfEndpoints) -> Result<(), SpecError> {
+    let have = endpoints.qps.len() as u64;
+    if have != u64::from(spec.qps) {
+        return Err(SpecError {
+            attribute: "queue pairs",
+            asked: have,
+            allowed: "as many as PerfSpec::qps says",
+        });
+    }
+    let datagrams = spec.connection == ferroce_verbs::QpType::Ud;
+    let wrong = endpoints.qps.iter().filter(|qp| qp.datagram.is_some() != datagrams).count();
+    if wrong > 0 {
+        let allowed = "a destination for each queue pair over UD, none otherwise";
+        return Err(SpecError { attribute: "datagram", asked: wrong as u64, allowed });
+    }
+    Ok(())
+}
+
+/// What is posted inline: the data of the first slot.
+fn inline_data(spec: &PerfSpec, layout: &Layout, endpoints: &PerfEndpoints) -> Result<Box<[u8]>, SpecError> {
+    let mut inline = vec![0; if spec.is_inline() { spec.size as usize } else { 0 }].into_boxed_slice();
+    match spec.layout {
+        PerfLayout::Ours => pattern::fill(&mut inline, spec.own_seed(), 0, 0),
+        PerfLayout::Perftest => {
+            endpoints.local.read(layout.outgoing.at(0, 0), &mut inline).map_err(|_| SpecError {
+                attribute: "memory",
+                asked: endpoints.local.block().len() as u64,
+                allowed: "PerfSpec::memory_bytes or more",
+            })?;
+        }
+    }
+    Ok(inline)
 }
 
 impl<Q: Queues> Service<Q> for PerfService {
@@ -474,24 +335,15 @@ impl<Q: Queues> Service<Q> for PerfService {
         if self.progress.finished() {
             return 0;
         }
-        if self.progress.stop_asked() {
-            match self.verify_written() {
-                Ok(true) => self.finish(true),
+        let work = if self.ending.is_none() { self.go_on(queues, now_ns) } else { 1 };
+        if self.ending.is_some() && !self.progress.finished() {
+            match self.compare_some() {
+                Ok(true) => self.finish(),
                 Ok(false) => {}
                 Err(fault) => self.fail(fault),
             }
-            return 1;
         }
-        match self.step(queues, now_ns) {
-            Ok(work) => {
-                self.after_step(work, now_ns);
-                work
-            }
-            Err(fault) => {
-                self.fail(fault);
-                1
-            }
-        }
+        work
     }
 
     fn finished(&self) -> bool {
