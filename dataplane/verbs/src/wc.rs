@@ -40,6 +40,28 @@ pub enum WcStatus {
     GeneralErr = 21,
 }
 
+impl WcStatus {
+    /// All of them. What libibverbs has beside these belongs to reliable datagrams, management and tag matching.
+    pub const ALL: [WcStatus; 16] = [
+        WcStatus::Success,
+        WcStatus::LocLenErr,
+        WcStatus::LocQpOpErr,
+        WcStatus::LocProtErr,
+        WcStatus::WrFlushErr,
+        WcStatus::MwBindErr,
+        WcStatus::BadRespErr,
+        WcStatus::LocAccessErr,
+        WcStatus::RemInvReqErr,
+        WcStatus::RemAccessErr,
+        WcStatus::RemOpErr,
+        WcStatus::RetryExcErr,
+        WcStatus::RnrRetryExcErr,
+        WcStatus::RemAbortErr,
+        WcStatus::FatalErr,
+        WcStatus::GeneralErr,
+    ];
+}
+
 /// Opcode of a completion, with libibverbs' numbers (`ibv_wc_opcode`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]

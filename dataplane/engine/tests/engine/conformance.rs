@@ -11,6 +11,7 @@ use ferroce_mem::os::Block;
 use ferroce_verbs::conformance::{self, Deviation, End, Harness, Need};
 use ferroce_verbs::{
     AddressVector, AsyncEvent, CqId, Gid, PostError, QpHandle, Qpn, Queues, RecvWr, SendWr, SrqId, Wc,
+    WcStatus,
 };
 
 use crate::harness::{IP_A, IP_B, Node, PATIENCE, Pair, Remote};
@@ -167,12 +168,41 @@ impl Harness for Soft {
             Deviation::DeregisterBusyByWindow => Some("a window would outlive its memory"),
             Deviation::FatalEventWithCompletion => Some("control hears of peer and PSN without polling"),
             Deviation::NoMulticastLoopback => Some("what a port sends does not come back to it"),
+            Deviation::UnsignalledGiveBack => Some("the queue pair knows without a completion"),
+        }
+    }
+    fn never(&self, status: WcStatus) -> Option<&'static str> {
+        match status {
+            WcStatus::Success
+            | WcStatus::LocLenErr
+            | WcStatus::LocQpOpErr
+            | WcStatus::WrFlushErr
+            | WcStatus::MwBindErr
+            | WcStatus::BadRespErr
+            | WcStatus::RemInvReqErr
+            | WcStatus::RemAccessErr
+            | WcStatus::RetryExcErr
+            | WcStatus::RnrRetryExcErr => None,
+            WcStatus::LocProtErr => Some(
+                "a wrong local key is refused at the post, and a region does not go while posted work names it; only \
+                 application threads, whose posts are looked at later, get it",
+            ),
+            WcStatus::RemOpErr => {
+                Some("no receive goes bad while it is posted, so no responder here says so")
+            }
+            WcStatus::LocAccessErr => Some("where a receive's buffer is at fault the status is LOC_PROT_ERR"),
+            WcStatus::RemAbortErr => Some("no answer on the wire of RoCE says that the responder aborted"),
+            WcStatus::FatalErr => {
+                Some("it is for events; an answer that does not fit is BAD_RESP_ERR, as in hardware")
+            }
+            WcStatus::GeneralErr => Some("each cause has a status of its own"),
         }
     }
     fn other_deviations(&self) -> Vec<(&'static str, &'static str)> {
         let mut all = vec![
             ("a CQ, its SRQs and its QPs live on one worker", "no lock is taken on the data path"),
             ("an address handle that is destroyed can still be posted", "it carries its path with it"),
+            ("no event is SRQ_ERR, PATH_MIG or DEVICE_FATAL", "no such fault exists in software"),
         ];
         all.extend_from_slice(ferroce_mem::window::DEVIATIONS);
         all

@@ -195,6 +195,11 @@ fn news_of_the_device_become_events_and_snapshots() {
     );
     let port = engine.device().query_port(1).expect("port 1");
     assert_eq!((port.active, port.active_mtu, port.gid_tbl_len), (false, PathMtu::Mtu1024, 2));
+    info.link_up = true;
+    engine.set_netdev(info, Vec::new()).expect("workers take it");
+    let events: Vec<_> = std::iter::from_fn(|| engine.next_event()).map(|e| e.kind).collect();
+    let (up, gids) = (AsyncEvent::PortActive, AsyncEvent::GidChange);
+    assert_eq!(events, [EngineEventKind::Async(up), EngineEventKind::Async(gids)]);
     engine.stop(Duration::from_secs(20)).expect("it stops");
 }
 

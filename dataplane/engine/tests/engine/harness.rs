@@ -98,9 +98,13 @@ pub fn config(name: &str, workers: usize, port: &impl Port) -> EngineConfig {
 }
 
 impl Node {
-    pub fn start(name: &str, workers: usize, mut port: ShmPort) -> Node {
-        let queues = port.take_queues();
+    pub fn start(name: &str, workers: usize, port: ShmPort) -> Node {
         let cfg = config(name, workers, &port);
+        Node::start_with(cfg, port)
+    }
+
+    pub fn start_with(cfg: EngineConfig, mut port: ShmPort) -> Node {
+        let (queues, workers) = (port.take_queues(), cfg.workers.len());
         let engine = Engine::<Jobs>::start(cfg, queues).expect("the engine starts");
         let device = engine.device();
         let gid = netdev_of(&port).1[0];

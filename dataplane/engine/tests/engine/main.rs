@@ -6,6 +6,8 @@ mod conformance;
 mod control;
 mod datagrams;
 mod faults;
+mod field_cases;
 mod harness;
 mod objects;
 mod rc;
+mod scale;

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::{Block as _, Buffer, Deviation, End, Failure, Harness, Node, Outcome, PATIENCE, Params};
 use crate::{
     Access, AddressVector, Ah, AsyncEvent, ChannelId, ClassId, CqId, Device, Gid, InitAttrs, Lkey, PdId,
-    Pkey, PostError, Psn, Qkey, QpInitAttr, QpModify, QpState, QpType, Qpn, Queues, RecvWr, Rkey, RtrAttrs,
+    PostError, Psn, Qkey, QpInitAttr, QpModify, QpState, QpType, Qpn, Queues, RecvWr, Rkey, RtrAttrs,
     RtsAttrs, SendFlags, SendOp, SendWr, Sge, SrqId, SrqInitAttr, VerbsError, Wc, WcStatus,
 };
 
@@ -75,6 +75,8 @@ pub struct Bench<'h, H: Harness> {
     pub harness: &'h mut H,
     made: Vec<(End, Made)>,
     met: Vec<Deviation>,
+    /// Statuses of completions, each once.
+    statuses: Vec<WcStatus>,
 }
 
 impl<'h, H: Harness> Bench<'h, H> {
@@ -83,11 +85,12 @@ impl<'h, H: Harness> Bench<'h, H> {
             // News of earlier cases.
             while harness.node(end).async_event().is_some() {}
         }
-        Bench { harness, made: Vec::new(), met: Vec::new() }
+        Bench { harness, made: Vec::new(), met: Vec::new(), statuses: Vec::new() }
     }
 
-    /// Destroys what the case made, which must be possible; also gives the deviations that it met.
-    pub(super) fn sweep(mut self) -> (Outcome, Vec<Deviation>) {
+    /// Destroys what the case made, which must be possible; also gives the deviations that it met and the statuses that
+    /// it saw.
+    pub(super) fn sweep(mut self) -> (Outcome, Vec<Deviation>, Vec<WcStatus>) {
         let mut made = core::mem::take(&mut self.made);
         made.sort_by_key(|(_, what)| what.order());
         let mut outcome = Ok(());
@@ -107,7 +110,7 @@ impl<'h, H: Harness> Bench<'h, H> {
             outcome = outcome
                 .and(gone.map_err(|why| Failure::new(format!("after the case, {what:?} of {end:?}: {why}"))));
         }
-        (outcome, self.met)
+        (outcome, self.met, self.statuses)
     }
 
     /// Says whether a deviation was met here. Fails if the harness says otherwise.
@@ -347,7 +350,13 @@ impl<'h, H: Harness> Bench<'h, H> {
     pub fn poll(&mut self, end: End, cq: CqId) -> Outcome<Vec<Wc>> {
         let mut out = [Wc::EMPTY; 64];
         let got = self.harness.node(end).queues().poll_cq(cq, &mut out)?;
-        Ok(out.get(..got).unwrap_or(&[]).to_vec())
+        let found = out.get(..got).unwrap_or(&[]);
+        for wc in found {
+            if !self.statuses.contains(&wc.status) {
+                self.statuses.push(wc.status);
+            }
+        }
+        Ok(found.to_vec())
     }
 
     /// Waits until `done` gives something.
@@ -475,7 +484,7 @@ pub(super) fn init_attr(pd: PdId, send_cq: CqId, recv_cq: CqId, params: Params) 
 
 pub(super) fn to_init(params: Params) -> QpModify {
     let access = if params.qp_type == QpType::Ud { Access::empty() } else { params.access };
-    QpModify::ToInit(InitAttrs { pkey: Pkey::DEFAULT, access, qkey: QKEY })
+    QpModify::ToInit(InitAttrs { pkey: params.pkey, access, qkey: QKEY })
 }
 
 fn to_rtr(av: AddressVector, dest_qpn: Qpn, rq_psn: u32, params: Params) -> QpModify {

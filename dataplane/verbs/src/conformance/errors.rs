@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use super::bench::{ALL, Bench, Side};
 use super::{Deviation, End, Harness, Outcome, Params, cases, holds, same};
 use crate::{
-    Access, AsyncEvent, Device, Lkey, PostError, QpModify, QpState, RemoteAddr, Rkey, SendOp, SendWr, Sge,
-    Wc, WcStatus,
+    Access, AsyncEvent, Device, Lkey, Pkey, PostError, QpModify, QpState, RemoteAddr, Rkey, SendOp, SendWr,
+    Sge, Wc, WcStatus,
 };
 
 cases! {
@@ -21,6 +21,9 @@ cases! {
     a_region_that_posted_work_names [];
     a_peer_that_does_not_answer [];
     a_peer_that_never_has_a_receive [];
+    a_peer_of_another_partition [];
+    an_answer_that_does_not_fit_the_request [];
+    work_around_a_failure_completes_once [];
     what_is_behind_a_failure_is_flushed_in_order [];
     an_unsignalled_send_that_fails_tells [];
     receives_are_flushed_in_order [];
@@ -204,6 +207,84 @@ fn a_peer_that_never_has_a_receive<H: Harness>(bench: &mut Bench<'_, H>) -> Outc
         bench.state(a, QpState::Err)?;
         // The responder is not at fault.
         same("its state", bench.device(b.end).query_qp(b.qpn)?.state, QpState::Rts)?;
+    }
+    Ok(())
+}
+
+fn a_peer_of_another_partition<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
+    let with = |pkey| Params { pkey: Pkey(pkey), ..Params::impatient() };
+    // Another one; and two limited members of the same.
+    for (near, far) in [(0xffff, 0x8001), (0x7fff, 0x7fff)] {
+        let (a, b) = bench.pair_of(with(near), with(far))?;
+        let (src, dst) = (bench.buffer(a, 8)?, bench.buffer(b, 8)?);
+        src.fill(0, 8, 1);
+        bench.send(a, 1, dst.write_op(0), &[src.sge(0, 8)])?;
+        bench.sent_as(a, 1, WcStatus::RetryExcErr)?;
+        same("untouched", dst.get(0, 8), alloc::vec![0; 8])?;
+        bench.state(b, QpState::Rts)?;
+    }
+    // A limited member and a full one hear each other.
+    let patient = |pkey| Params { pkey: Pkey(pkey), ..Params::default() };
+    let (a, b) = bench.pair_of(patient(0x7fff), patient(0xffff))?;
+    bench.works(a, b)?;
+    bench.works(b, a)
+}
+
+/// A peer that answers a READ to a queue pair which waits for something else. Made of honest parts: the answer is that of
+/// B's queue pair `c`, which believes that A's queue pair asked, while `d` did.
+fn an_answer_that_does_not_fit_the_request<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
+    for (asks, status) in [(false, WcStatus::BadRespErr), (true, WcStatus::LocLenErr)] {
+        let (a, silent) = (bench.qp(End::A, Params::default())?, bench.qp(End::B, Params::default())?);
+        let (c, d) = (bench.qp(End::B, Params::default())?, bench.qp(End::A, Params::default())?);
+        for (from, to) in [(a, silent), (c, a), (d, c)] {
+            bench.connect(from, to, Params::default())?;
+        }
+        let (near, far, other) = (bench.buffer(a, 100)?, bench.buffer(c, 100)?, bench.buffer(d, 100)?);
+        near.put(0, &[0x5a; 100]);
+        // Both are the first of their queue pairs, and have the same PSN.
+        let op = if asks { far.read_op(0) } else { SendOp::Send };
+        bench.send(a, 1, op, &[near.sge(0, 8)])?;
+        bench.send(d, 2, far.read_op(0), &[other.sge(0, 100)])?;
+        bench.sent_as(a, 1, status)?;
+        bench.state(a, QpState::Err)?;
+        same("untouched", near.get(0, 100), alloc::vec![0x5a; 100])?;
+    }
+    Ok(())
+}
+
+/// QPCQ-3: 8 sends and 8 receives are outstanding when the first send fails, 4 sends are posted after the first error. Each
+/// completes once: the real error, then the flush in order.
+fn work_around_a_failure_completes_once<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
+    for dies in [true, false] {
+        let (a, b) = bench.pair_of(Params::impatient(), Params::default())?;
+        let (src, dst) = (bench.buffer(a, 100)?, bench.buffer(b, 100)?);
+        bench.works(a, b)?;
+        let (good, bad) = (dst.write_op(0), Rkey(dst.keys.rkey.0 ^ 0x700));
+        let first = if dies { good } else { SendOp::Write { remote_addr: dst.remote(0), rkey: bad } };
+        if dies {
+            bench.modify(b, &QpModify::ToReset)?;
+        }
+        for id in 0..8 {
+            bench.recv(a, 100 + id, &[src.sge(0, 100)])?;
+        }
+        for id in 0..8 {
+            bench.send(a, id, if id == 0 { first } else { good }, &[src.sge(0, 100)])?;
+        }
+        let mut sends = bench.until("the first error", |bench| {
+            let done = bench.poll(a.end, a.scq)?;
+            Ok((!done.is_empty()).then_some(done))
+        })?;
+        for id in 8..12 {
+            bench.send(a, id, good, &[src.sge(0, 100)])?;
+        }
+        sends.extend(bench.take(a.end, a.scq, 12 - sends.len())?);
+        let real = if dies { WcStatus::RetryExcErr } else { WcStatus::RemAccessErr };
+        let status = |id| if id == 0 { real } else { WcStatus::WrFlushErr };
+        same("sends", ids(&sends), (0..12).map(|id| (id, status(id))).collect())?;
+        let recvs = bench.take(a.end, a.rcq, 8)?;
+        same("receives", ids(&recvs), (100..108).map(|id| (id, WcStatus::WrFlushErr)).collect())?;
+        bench.empty(a.end, a.scq)?;
+        bench.empty(a.end, a.rcq)?;
     }
     Ok(())
 }

@@ -3,8 +3,8 @@
 //! Owns the cases. An implementation supplies a [`Harness`] and calls [`run`] from a test. Each case names what it needs
 //! ([`Need`]); where the implementation lacks that, the case is skipped by name with the reason, and a lack that is none
 //! any more is a failure. Where a check depends on a known difference from libibverbs ([`Deviation`]), the harness
-//! declares it: a difference that is not declared fails, and so does a declared one that is not there. [`Report`]'s text
-//! lists all of it. Every wait is bounded by the harness's clock. Called by tests only; names no implementation, makes
+//! declares it: a difference that is not declared fails, and so does a declared one that is not there. The same holds for
+//! each status that a completion can have and that no case brought about. [`Report`]'s text lists all of it. Every wait is bounded by the harness's clock. Called by tests only; names no implementation, makes
 //! no assumption about threads, and never looks at the clock to judge speed.
 
 use alloc::format;
@@ -14,7 +14,7 @@ use core::fmt;
 use core::panic::Location;
 use core::time::Duration;
 
-use crate::{AddressVector, AsyncEvent, Device, Gid, PostError, QpType, Qpn, Queues, VerbsError};
+use crate::{AddressVector, AsyncEvent, Device, Gid, PostError, QpType, Qpn, Queues, VerbsError, WcStatus};
 
 mod atomics;
 mod bench;
@@ -107,6 +107,8 @@ pub trait Harness {
     fn lacks(&self, need: Need) -> Option<String>;
     /// Why it deviates from libibverbs; `None` if it does not.
     fn deviates(&self, deviation: Deviation) -> Option<&'static str>;
+    /// Why no case brings a completion of this status about; `None` if one does.
+    fn never(&self, status: WcStatus) -> Option<&'static str>;
     /// Deviations that no case tries: what differs, and why.
     fn other_deviations(&self) -> Vec<(&'static str, &'static str)> {
         Vec::new()
@@ -166,6 +168,8 @@ table! {
         FatalEventWithCompletion,
         /// a datagram to a group does not reach the sender's own device
         NoMulticastLoopback,
+        /// unsignalled sends give their places back when they are done, and not only with a later completion
+        UnsignalledGiveBack,
     }
 }
 
@@ -278,6 +282,10 @@ pub struct Report {
     pub deviations: Vec<(Deviation, &'static str)>,
     /// Deviations by the implementation's own word.
     pub other_deviations: Vec<(&'static str, &'static str)>,
+    /// Statuses that completions had.
+    pub statuses: Vec<WcStatus>,
+    /// Statuses that none had, and why.
+    pub never: Vec<(WcStatus, &'static str)>,
 }
 
 impl fmt::Display for Report {
@@ -298,6 +306,9 @@ impl fmt::Display for Report {
         for (what, why) in &self.other_deviations {
             writeln!(f, "  - {what}: {why} (not tried)")?;
         }
+        for (status, why) in &self.never {
+            writeln!(f, "  - no completion has the status {status:?}: {why}")?;
+        }
         Ok(())
     }
 }
@@ -316,10 +327,15 @@ pub fn run_some<H: Harness>(harness: &mut H, wanted: impl Fn(&str) -> bool) -> R
         }
         let mut bench = Bench::new(harness);
         let ran = (case.run)(&mut bench);
-        let (swept, met) = bench.sweep();
+        let (swept, met, statuses) = bench.sweep();
         match ran.and(swept) {
             Ok(()) => report.passed.push(case.name),
             Err(why) => report.failed.push((case.name, why.to_string())),
+        }
+        for status in statuses {
+            if !report.statuses.contains(&status) {
+                report.statuses.push(status);
+            }
         }
         for deviation in met {
             if !report.deviations.iter().any(|(known, _)| *known == deviation) {
@@ -328,6 +344,8 @@ pub fn run_some<H: Harness>(harness: &mut H, wanted: impl Fn(&str) -> bool) -> R
         }
     }
     report.other_deviations = harness.other_deviations();
+    report.never =
+        WcStatus::ALL.iter().filter_map(|status| Some((*status, harness.never(*status)?))).collect();
     report
 }
 
@@ -347,6 +365,14 @@ pub fn run<H: Harness>(harness: &mut H) -> Report {
         if harness.deviates(*deviation).is_some() && !met && !skipped {
             report.failed.push(("deviations", format!("declared, but not met:{}", deviation.text())));
         }
+    }
+    for status in WcStatus::ALL {
+        let why = match (report.statuses.contains(&status), harness.never(status)) {
+            (true, Some(_)) => "declared as never brought about, but a completion had it",
+            (false, None) if !skipped => "no completion had it",
+            _ => continue,
+        };
+        report.failed.push(("statuses", format!("{status:?}: {why}")));
     }
     report
 }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::bench::ALL;
 use super::{End, Failure, Outcome};
-use crate::{Access, MrKeys, PathMtu, QpCap, QpType, RemoteAddr, SendOp, Sge, SrqId};
+use crate::{Access, MrKeys, PathMtu, Pkey, QpCap, QpType, RemoteAddr, SendOp, Sge, SrqId};
 
 /// How queue pairs are made and connected.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,8 @@ pub struct Params {
     pub qp_type: QpType,
     /// Path MTU.
     pub mtu: PathMtu,
+    /// Partition.
+    pub pkey: Pkey,
     /// Remote rights of the queue pair.
     pub access: Access,
     /// ACK timeout.
@@ -42,6 +44,7 @@ impl Default for Params {
         Params {
             qp_type: QpType::Rc,
             mtu: PathMtu::Mtu1024,
+            pkey: Pkey::DEFAULT,
             access: ALL,
             // About a second: a loaded machine takes a core away for longer than a tight timeout.
             timeout: 18,

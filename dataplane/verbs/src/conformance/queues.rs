@@ -1,6 +1,7 @@
 //! Queues that are full, completions that nobody polls, and events for those who sleep.
 
 use alloc::format;
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::bench::{Bench, Side};
@@ -11,7 +12,9 @@ use crate::{AsyncEvent, CqId, Device, PostError, QpState, Queues, SendFlags, Sen
 cases! {
     a_full_send_queue_says_so [];
     a_full_receive_queue_says_so [];
+    a_send_queue_full_of_unsignalled_work [];
     sends_never_overflow_their_completion_queue [];
+    a_shared_completion_queue_holds_posts_back [];
     receives_overflow_it_with_an_event [];
     solicited_is_told_in_the_completion [];
     an_event_comes_once_for_each_request [Channels];
@@ -84,6 +87,76 @@ fn sends_never_overflow_their_completion_queue<H: Harness>(bench: &mut Bench<'_,
     holds("all succeed", done.iter().all(|wc| wc.status == WcStatus::Success))?;
     bench.works(a, b)?;
     same("events", bench.events(a.end).contains(&AsyncEvent::CqErr(a.scq)), false)
+}
+
+fn a_send_queue_full_of_unsignalled_work<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
+    let (a, b) = bench.pair(Params::default())?;
+    let (src, dst) = (bench.buffer(a, 8)?, bench.buffer(b, 8)?);
+    let depth = bench.device(a.end).query_qp(a.qpn)?.cap.max_send_wr;
+    src.fill(0, 8, 3);
+    let sge = [src.sge(0, 8)];
+    let quiet = SendWr { op: dst.write_op(0), sg_list: &sge, ..SendWr::default() };
+    // The first ones may be done, and have given their places back, before the last one is posted.
+    for _ in 0..depth {
+        bench.try_send(a, &quiet)?;
+    }
+    bench.until("the data", |_| Ok((dst.get(0, 8) == src.get(0, 8)).then_some(())))?;
+    let wr = SendWr { wr_id: 7, flags: SendFlags::SIGNALED, ..quiet };
+    let mut posted = Err(PostError::Full);
+    for _ in 0..1000 {
+        posted = bench.try_send(a, &wr);
+        if posted != Err(PostError::Full) {
+            break;
+        }
+        bench.harness.pause();
+    }
+    bench.deviation(Deviation::UnsignalledGiveBack, posted.is_ok())?;
+    if posted.is_ok() {
+        bench.sent_as(a, 7, WcStatus::Success)?;
+    }
+    bench.empty(a.end, a.scq)
+}
+
+/// QPCQ-1: 4 queue pairs share a completion queue of 16 entries, each has 16 signalled sends, and nobody polls. The
+/// seventeenth post is refused; every one that was taken completes once, and after that all goes on.
+fn a_shared_completion_queue_holds_posts_back<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
+    let scq = bench.cq(End::A, 16)?;
+    let (pd, params) = (bench.pd(End::A)?, Params::default());
+    let mut pairs = Vec::new();
+    for _ in 0..4 {
+        let rcq = bench.cq(End::A, 16)?;
+        let (a, b) = (bench.qp_with(End::A, pd, scq, rcq, params)?, bench.qp(End::B, params)?);
+        bench.connect(a, b, params)?;
+        bench.connect(b, a, params)?;
+        pairs.push((a, bench.buffer(a, 8)?, bench.buffer(b, 8)?));
+    }
+    let post = |bench: &mut Bench<'_, H>, turn: usize| {
+        let (a, src, dst) = &pairs[turn % 4];
+        let (wr_id, flags) = (turn as u64, SendFlags::SIGNALED);
+        let wr = SendWr { wr_id, op: dst.write_op(0), sg_list: &[src.sge(0, 8)], flags, ..SendWr::default() };
+        bench.try_send(*a, &wr)
+    };
+    for round in 0..3 {
+        let mut taken = Vec::new();
+        for turn in 0..64 {
+            match post(bench, turn) {
+                Ok(()) => taken.push(turn as u64),
+                refused => same("a refusal", refused, Err(PostError::Full))?,
+            }
+        }
+        // A provider may have rounded the 16 up.
+        holds(&format!("{} were taken", taken.len()), taken.len() >= 16)?;
+        bench.deviation(Deviation::EntryReservedAtPost, taken.len() < 64)?;
+        let done = bench.take(End::A, scq, taken.len())?;
+        let whole = done.iter().all(|wc| wc.status == WcStatus::Success);
+        holds(&format!("round {round}: all succeed"), whole)?;
+        // Each once; in order for each queue pair.
+        let mut found: Vec<u64> = done.iter().map(|wc| wc.wr_id).collect();
+        found.sort_unstable();
+        same("what was taken is what completed", found, taken)?;
+        bench.empty(End::A, scq)?;
+    }
+    same("no event of the queue", bench.events(End::A).contains(&AsyncEvent::CqErr(scq)), false)
 }
 
 fn receives_overflow_it_with_an_event<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
