@@ -1,4 +1,4 @@
-//! An endpoint of the world: its addresses, its one region, its queue pairs.
+//! An endpoint of the world: its addresses, its one region, its queue pairs and what they share.
 //!
 //! Owns what belongs to one side of the wires. Called by [`crate::world`] alone; knows neither wires nor time.
 
@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use ferroce_mem::os::{Arena, ArenaConfig, Block, PagePolicy, Regions};
 use ferroce_mem::{Access, Lkey, MrInfo};
 use ferroce_transport::time::RNR_TIMER_NS;
-use ferroce_transport::{Instant, Qp};
+use ferroce_transport::{Instant, Qp, Srq};
 use ferroce_wire::{Gid, Packet, Psn, Syndrome};
 
-use crate::plants::Memo;
+use crate::plants::{Memo, Swapped};
 use crate::world::World;
 
 pub(crate) struct QpSlot {
@@ -21,10 +21,21 @@ pub(crate) struct QpSlot {
     pub(crate) last_sent: Option<Psn>,
     /// The peer asked by an RNR NAK for patience until then, as long as this PSN stays the oldest unacknowledged one.
     pub(crate) quiet: Option<(Instant, Psn)>,
+    /// In SQD: what no request may go beyond.
+    pub(crate) drain: Option<Drain>,
     /// What became of the oldest unacknowledged PSN so far.
     pub(crate) tries: Tries,
     /// For planted faults.
     pub(crate) memo: Memo,
+}
+
+/// A send queue in SQD.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drain {
+    /// First PSN that no request had when it began: none starts there.
+    pub(crate) next: Psn,
+    /// It was told that what was started is finished: no request is sent at all.
+    pub(crate) told: bool,
 }
 
 /// Attempts at one PSN: each but the first is a retry, or follows an RNR NAK.
@@ -55,6 +66,9 @@ pub struct Endpoint {
     pub(crate) gids: [Gid; 2],
     pub(crate) regions: Regions,
     pub(crate) mr: MrInfo,
+    pub(crate) srq: Option<Srq>,
+    /// For a planted fault.
+    pub(crate) swapped: Swapped,
     pub(crate) qps: Vec<QpSlot>,
     pub(crate) by_qpn: BTreeMap<u32, usize>,
     pub(crate) poll_at: Option<Instant>,
@@ -108,6 +122,8 @@ impl Endpoint {
             gids: [v4, v6],
             regions,
             mr,
+            srq: None,
+            swapped: Swapped::default(),
             qps: Vec::new(),
             by_qpn: BTreeMap::new(),
             poll_at: None,

@@ -2,7 +2,7 @@
 
 use ferroce_transport::time::ack_timeout_ns;
 use ferroce_verbs::QpType;
-use ferroce_wire::{PathMtu, Psn, Qpn, VlanTag};
+use ferroce_wire::{Gid, PathMtu, Psn, Qpn, VlanTag};
 
 use crate::link::{Cable, Faults};
 use crate::rng::Rng;
@@ -14,6 +14,9 @@ pub enum Scenario {
     Faulty,
     /// A peer stops answering: bounded time, the right statuses, a notice that names the last PSN.
     SilentPeer,
+    /// A peer ends the window that WRITEs are under way to: not a byte more is placed, and they fail with the right
+    /// statuses.
+    KeyTaken,
 }
 
 /// A connection of two queue pairs.
@@ -57,6 +60,34 @@ pub struct Connection {
     pub max_len: usize,
     /// A receive is posted again after up to so many ns.
     pub slow_ns: u64,
+    /// Each end takes its receives from its endpoint's shared queue.
+    pub shared: [bool; 2],
+}
+
+/// The shared receive queue of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedQueue {
+    /// Receives outstanding: more than queue pairs, each of which may keep one that it has begun.
+    pub max_wr: u32,
+    /// Scatter/gather entries.
+    pub sges: u32,
+    /// Bytes of each receive.
+    pub room: usize,
+    /// Limit at first.
+    pub limit: u32,
+    /// A receive is posted again after up to so many ns.
+    pub slow_ns: u64,
+}
+
+/// A multicast group.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Its address.
+    pub gid: Gid,
+    /// Ends that are in it: connection, and which end.
+    pub members: Vec<(usize, usize)>,
+    /// Longest datagram that each member takes.
+    pub max_len: usize,
 }
 
 /// A run.
@@ -70,6 +101,10 @@ pub struct Plan {
     pub endpoints: usize,
     /// Connections.
     pub connections: Vec<Connection>,
+    /// Shared receive queue of each endpoint.
+    pub shared: Vec<Option<SharedQueue>>,
+    /// Multicast groups.
+    pub groups: Vec<Group>,
     /// All wires.
     pub cable: Cable,
     /// Faults of the direction from endpoint a to b, at `a * endpoints + b`.
@@ -82,27 +117,33 @@ pub struct Plan {
     pub ops: u32,
     /// How often, in a million, a queue pair moves by its image after something happened to it.
     pub moves_ppm: u32,
+    /// How often, in a million, a send queue is drained after one of its sends finished.
+    pub drains_ppm: u32,
     /// Asked for by [`Plan::with_messages`]; 0 if nothing was.
     pub messages: u32,
-    /// When the peer falls silent, ns after the start ([`Scenario::SilentPeer`]).
+    /// When the peer falls silent ([`Scenario::SilentPeer`]) or may take the key away ([`Scenario::KeyTaken`]), ns after
+    /// the start.
     pub silence_ns: u64,
 }
 
 /// Frames that a wire loses at most, in a million.
 pub const MOST_LOSS_PPM: u64 = 200_000;
 
-/// One seed in so many shows a silent peer.
-const SILENT_EVERY: u64 = 8;
+/// Of so many seeds one shows a silent peer, and one a key that is taken away.
+const SPECIAL_EVERY: u64 = 8;
 
 impl Plan {
     /// The plan of a seed.
     pub fn from_seed(seed: u64) -> Plan {
         let rng = &mut Rng::new(seed, 0x01);
-        let scenario =
-            if seed % SILENT_EVERY == SILENT_EVERY - 1 { Scenario::SilentPeer } else { Scenario::Faulty };
-        let silent = scenario == Scenario::SilentPeer;
-        let endpoints = if silent { 2 } else { rng.range(2, 3) as usize };
-        let count = if silent { 1 } else { rng.range(1, 4) };
+        let scenario = match seed % SPECIAL_EVERY {
+            7 => Scenario::SilentPeer,
+            3 => Scenario::KeyTaken,
+            _ => Scenario::Faulty,
+        };
+        let alone = scenario != Scenario::Faulty;
+        let endpoints = if alone { 2 } else { rng.range(2, 3) as usize };
+        let count = if alone { 1 } else { rng.range(1, 4) };
         let mut connections: Vec<Connection> = Vec::new();
         for number in 0..count {
             connections.push(connection(rng, endpoints, number));
@@ -110,12 +151,14 @@ impl Plan {
         // Their own stream, so that they change nothing of the reliable ones.
         let unreliable = &mut Rng::new(seed, 0x02);
         for service in [QpType::Uc, QpType::Ud] {
-            let count = if silent { 0 } else { unreliable.below(3) };
+            let count = if alone { 0 } else { unreliable.below(3) };
             for _ in 0..count {
                 let number = connections.len() as u64;
                 connections.push(unreliable_connection(unreliable, endpoints, number, service));
             }
         }
+        let shared = if alone { vec![None; 2] } else { shared_queues(seed, endpoints, &mut connections) };
+        let groups = groups(seed, &connections);
         let faults = (0..endpoints * endpoints).map(|_| faults(rng)).collect();
         let shortest = connections.iter().filter_map(|c| ack_timeout_ns(c.timeout)).min().unwrap_or(0);
         let blackouts = (0..rng.below(3)).map(|_| (rng.below(20_000_000), rng.below(shortest * 2))).collect();
@@ -124,12 +167,15 @@ impl Plan {
             scenario,
             endpoints,
             connections,
+            shared,
+            groups,
             cable: Cable { delay_ns: rng.range(200, 20_000), ps_per_byte: rng.pick(&[80, 320, 800]) },
             faults,
             heal_ns: rng.range(5_000_000, 400_000_000),
             blackouts,
             ops: rng.range(20, 120) as u32,
             moves_ppm: if seed.is_multiple_of(3) { 100_000 } else { 0 },
+            drains_ppm: if alone { 0 } else { Rng::new(seed, 0x05).pick(&[0, 2_000, 20_000]) },
             messages: 0,
             silence_ns: rng.range(10_000, 3_000_000),
         }
@@ -195,7 +241,64 @@ fn connection(rng: &mut Rng, endpoints: usize, number: u64) -> Connection {
         sig_all: rng.chance(300_000),
         max_len: (mtu.bytes() as usize * rng.range(1, 9) as usize) + rng.below(4) as usize,
         slow_ns: rng.pick(&[0, 0, 50_000, 500_000, 3_000_000]),
+        shared: [false; 2],
     }
+}
+
+/// At some endpoints most queue pairs share their receives.
+fn shared_queues(seed: u64, endpoints: usize, connections: &mut [Connection]) -> Vec<Option<SharedQueue>> {
+    let rng = &mut Rng::new(seed, 0x03);
+    let mut queues = Vec::new();
+    for endpoint in 0..endpoints {
+        let wanted = rng.chance(400_000);
+        let (mut users, mut room) = (0, 0);
+        for connection in connections.iter_mut() {
+            let longest = receive_room(connection);
+            for end in 0..2 {
+                let joins = rng.chance(750_000);
+                if wanted && joins && connection.ends[end] == endpoint {
+                    connection.shared[end] = true;
+                    (users, room) = (users + 1, longest.max(room));
+                }
+            }
+        }
+        let max_wr = users + rng.pick(&[1, 2, 3, 8, 30]);
+        queues.push((users > 0).then(|| SharedQueue {
+            max_wr,
+            sges: rng.range(1, 4) as u32,
+            room,
+            limit: rng.below(u64::from(max_wr) + 1) as u32,
+            slow_ns: rng.pick(&[0, 0, 50_000, 500_000]),
+        }));
+    }
+    queues
+}
+
+/// Up to two groups of those that take datagrams.
+fn groups(seed: u64, connections: &[Connection]) -> Vec<Group> {
+    let rng = &mut Rng::new(seed, 0x04);
+    let mut groups = Vec::new();
+    for number in 0..rng.below(3) as u8 {
+        let mut members = Vec::new();
+        for (index, _) in connections.iter().enumerate().filter(|(_, c)| c.service == QpType::Ud) {
+            members.extend([0, 1].into_iter().filter(|_| rng.chance(700_000)).map(|end| (index, end)));
+        }
+        let v6 = rng.chance(500_000);
+        let address: std::net::IpAddr = match v6 {
+            false => [239, 1, 2, number + 1].into(),
+            true => [0xff0e, 0, 0, 0, 0, 0, 7, u16::from(number) + 1].into(),
+        };
+        let shortest = members.iter().map(|(index, _)| connections[*index].max_len).min();
+        if let Some(max_len) = shortest {
+            groups.push(Group { gid: Gid::from_ip(address), members, max_len });
+        }
+    }
+    groups
+}
+
+/// Every message fits: on UD the 40 bytes before it too.
+pub(crate) fn receive_room(connection: &Connection) -> usize {
+    connection.max_len + if connection.service == QpType::Ud { crate::record::GRH } else { 0 }
 }
 
 fn faults(rng: &mut Rng) -> Faults {

@@ -1,23 +1,22 @@
 //! Faults planted between the transport and the fabric: each makes the transport look as if it were wrong.
 //!
 //! Owns what the planted faults of the simulator do to headers on their way out, to packets on their way in and to
-//! completions. The transport has no part in it, and nothing in it knows of a plant: what cannot be brought about from
-//! outside is listed at [`Planted`]. Called by [`crate::world`] and its sink; judges nothing.
+//! completions. The transport has no part in it, and nothing in it knows of a plant: what lies inside of a queue pair is
+//! brought about by its image, or by the order of what it is told. Called by [`crate::world`] and its sink; judges nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_transport::{Completion, Qp};
-use ferroce_verbs::{QpType, WcFlags, WcStatus};
+use ferroce_mem::Memory;
+use ferroce_transport::{Completion, Notice, Qp, Srq};
+use ferroce_verbs::{PostError, QpType, RecvWr, Rkey, Sge, WcFlags, WcStatus};
 use ferroce_wire::opcode::{Op, Part};
-use ferroce_wire::{Bth, Ext, Imm, Packet, RemoteAddr, Syndrome};
+use ferroce_wire::{Bth, Ext, Imm, Packet, RemoteAddr, Service, Syndrome};
 
+use crate::checker::ViolationKind;
+use crate::endpoint::QpSlot;
 use crate::workload::QKEY;
 
 /// A fault planted on purpose, to show that the checkers find it.
-///
-/// Not here, as they lie inside of a queue pair and nothing outside can bring them about: a key that is checked only
-/// for the first packet of a message, and UC that never serves again after a gap
-/// (on a service that may lose everything, silence breaks no promise).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Planted {
     /// Frames are taken without a look at their ICRC.
@@ -80,13 +79,39 @@ pub enum Planted {
     FlushLost,
     /// The notice of a failure does not come.
     NoticeLost,
-    /// Retries are counted over the whole life of a queue pair: it goes to error at the eighth.
+    /// The retry counter is not reloaded when the peer acknowledges something.
     RetriesNotReloaded,
+    /// UC serves nothing any more after the first gap.
+    UcDeaf,
+    /// The key of a WRITE is checked at its first packet only.
+    KeyCheckedOnce,
+    /// Of two receives in a shared queue the second is taken first.
+    SharedOrder,
+    /// The limit event of a shared queue does not come.
+    LimitLost,
+    /// It comes twice.
+    LimitTwice,
+    /// The event after the last receive of a queue pair with a shared queue does not come.
+    LastWqeLost,
+    /// A member of a group gets each datagram twice.
+    GroupTwice,
+    /// Datagrams to a group go to everybody.
+    GroupIgnored,
+    /// Of the members at one place only the first gets what is sent to the group.
+    GroupFirstOnly,
+    /// A send queue goes on while it is drained.
+    DrainIgnored,
+    /// A send queue is told to be drained before it is.
+    DrainedEarly,
+    /// Nobody is told that a send queue is drained.
+    DrainedLost,
+    /// An atomic that is answered again is answered with what is there now.
+    ReplayResult,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Planted; 31] = [
+    pub const ALL: [Planted; 44] = [
         Planted::SkipIcrc,
         Planted::FlipPayload,
         Planted::LoseCompletion,
@@ -118,7 +143,61 @@ impl Planted {
         Planted::FlushLost,
         Planted::NoticeLost,
         Planted::RetriesNotReloaded,
+        Planted::UcDeaf,
+        Planted::KeyCheckedOnce,
+        Planted::SharedOrder,
+        Planted::LimitLost,
+        Planted::LimitTwice,
+        Planted::LastWqeLost,
+        Planted::GroupTwice,
+        Planted::GroupIgnored,
+        Planted::GroupFirstOnly,
+        Planted::DrainIgnored,
+        Planted::DrainedEarly,
+        Planted::DrainedLost,
+        Planted::ReplayResult,
     ];
+
+    /// What the checkers that are meant for it report.
+    pub const fn meant(self) -> &'static [ViolationKind] {
+        use ViolationKind::*;
+        match self {
+            Planted::SkipIcrc => &[DamageAccepted],
+            Planted::FlipPayload | Planted::WriteOff => &[BytesDiffer, NotWhole],
+            Planted::LoseCompletion | Planted::DoubleCompletion | Planted::FlushLost => {
+                &[OutOfOrder, NotOnce]
+            }
+            Planted::SwapCompletions | Planted::SharedOrder => &[OutOfOrder],
+            Planted::StrayWrite => &[StrayWrite],
+            Planted::LoseTimers | Planted::DrainedLost => &[Stuck],
+            // The sender is told that a message is in which is not.
+            Planted::EarlyAck | Planted::AckTooFar => &[NotOnce, BytesDiffer],
+            // Answers that come to nothing, though no wire lost them, or the work of others taken for one's own.
+            Planted::ReplayLost | Planted::PsnWrap | Planted::PsnShort => &[WrongRetries, Stuck],
+            Planted::ResumedReadOff => &[BytesDiffer, WrongRetries],
+            Planted::DuplicateExecuted
+            | Planted::AtomicResultSwapped
+            | Planted::CompareWrong
+            | Planted::ReplayResult => &[AtomicNotOnce],
+            Planted::RnrWaitSkipped => &[BadFrame],
+            Planted::GapIgnored | Planted::ResponseGapIgnored => &[BytesDiffer, WrongStatus, WrongCompletion],
+            Planted::UcGapIgnored | Planted::QkeyIgnored | Planted::GroupTwice | Planted::GroupIgnored => {
+                &[NotWhole]
+            }
+            Planted::GrhNotCounted => &[NotWhole, WrongCompletion],
+            Planted::SourceQpn | Planted::ImmSwapped | Planted::SolicitedLost | Planted::InvalidateUntold => {
+                &[WrongCompletion]
+            }
+            Planted::FailureHidden => &[NotOnce, WrongStatus],
+            Planted::NoticeLost | Planted::LimitLost | Planted::LimitTwice | Planted::LastWqeLost => {
+                &[WrongNotice]
+            }
+            Planted::RetriesNotReloaded => &[WrongRetries],
+            Planted::UcDeaf | Planted::GroupFirstOnly => &[NotServed],
+            Planted::KeyCheckedOnce => &[KeyOutlived],
+            Planted::DrainIgnored | Planted::DrainedEarly => &[NotDrained],
+        }
+    }
 }
 
 /// What a plant remembers of a queue pair.
@@ -128,6 +207,57 @@ pub(crate) struct Memo {
     reads: BTreeMap<u64, u64>,
     /// PSNs of answers that were given, by number.
     answered: BTreeSet<u32>,
+    /// Key of the last WRITE that began.
+    pub(crate) write_key: Rkey,
+    /// UC has seen a gap.
+    deaf: bool,
+}
+
+/// The shared queue that swaps receives: every second one is held back until the next is posted.
+#[derive(Default)]
+pub(crate) struct Swapped {
+    held: Option<(u64, Vec<Sge>)>,
+    count: u64,
+}
+
+impl Swapped {
+    pub(crate) fn post(&mut self, srq: &mut Srq, wr: &RecvWr<'_>, memory: &Memory) -> Result<(), PostError> {
+        self.count += 1;
+        if self.count.is_multiple_of(20) {
+            self.held = Some((wr.wr_id, wr.sg_list.to_vec()));
+            return Ok(());
+        }
+        srq.post_recv(wr, memory)?;
+        match self.held.take() {
+            Some((wr_id, list)) => srq.post_recv(&RecvWr { wr_id, sg_list: &list }, memory),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Who gets a datagram to a group, by index at an endpoint.
+pub(crate) fn members(planted: Planted, mut members: Vec<usize>, qps: &[QpSlot]) -> Vec<usize> {
+    match planted {
+        Planted::GroupTwice => members.iter().flat_map(|index| [*index, *index]).collect(),
+        Planted::GroupIgnored => {
+            (0..qps.len()).filter(|index| qps[*index].qp.service() == Service::Ud).collect()
+        }
+        Planted::GroupFirstOnly => {
+            members.truncate(1);
+            members
+        }
+        _ => members,
+    }
+}
+
+/// True if a notice must not be told.
+pub(crate) fn hides(planted: Planted, notice: &Notice) -> bool {
+    match planted {
+        Planted::NoticeLost => matches!(notice, Notice::Fatal { .. }),
+        Planted::LastWqeLost => *notice == Notice::LastWqeReached,
+        Planted::DrainedLost | Planted::DrainedEarly => *notice == Notice::Drained,
+        _ => false,
+    }
 }
 
 /// Changes headers on their way out.
@@ -162,6 +292,9 @@ pub(crate) fn outgoing(planted: Planted, memo: &mut Memo, mtu: u32, bth: &mut Bt
                 reth.addr = RemoteAddr(reth.addr.0.wrapping_add(1));
             }
         }
+        Planted::ReplayResult if op == Op::AtomicAck && !memo.answered.insert(bth.psn.get()) => {
+            ext.atomic_ack = ext.atomic_ack.map(|was| was.wrapping_add(1));
+        }
         Planted::AtomicResultSwapped => ext.atomic_ack = ext.atomic_ack.map(u64::swap_bytes),
         Planted::CompareWrong if op == Op::CmpSwap => {
             if let Some(atomic) = &mut ext.atomic {
@@ -180,7 +313,7 @@ pub(crate) fn silences(planted: Planted, memo: &mut Memo, bth: &Bth) -> bool {
 }
 
 /// Changes a packet on its way in; false if it must not come in at all.
-pub(crate) fn incoming(planted: Planted, qp: &Qp, packet: &mut Packet) -> bool {
+pub(crate) fn incoming(planted: Planted, qp: &Qp, memo: &mut Memo, packet: &mut Packet) -> bool {
     let info = qp.info();
     let bth = &mut packet.headers.bth;
     let (op, part) = (bth.opcode.op(), bth.opcode.part());
@@ -194,6 +327,10 @@ pub(crate) fn incoming(planted: Planted, qp: &Qp, packet: &mut Packet) -> bool {
         }
         Planted::UcGapIgnored if info.qp_type == QpType::Uc && matches!(part, Part::Middle | Part::Last) => {
             bth.psn = info.rq_psn;
+        }
+        Planted::UcDeaf if info.qp_type == QpType::Uc => {
+            memo.deaf |= bth.psn != info.rq_psn;
+            return !memo.deaf;
         }
         Planted::ResponseGapIgnored if op == Op::ReadResponse && bth.psn.offset_from(info.una_psn) > 0 => {
             bth.psn = info.una_psn;

@@ -81,6 +81,19 @@ pub struct SendRecord {
     pub operands: Operands,
     /// The peer must not take it: its queue key is wrong (UD).
     pub unwelcome: bool,
+    /// Goes to a group, and not to the peer (UD).
+    pub group: Option<ToGroup>,
+}
+
+/// Where a datagram to a group goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ToGroup {
+    /// Number of the group.
+    pub group: usize,
+    /// The sender's address.
+    pub sgid: Gid,
+    /// The sender.
+    pub from: Qpn,
 }
 
 impl SendRecord {

@@ -6,6 +6,7 @@ use ferroce_sim::checker::OpKind;
 use ferroce_sim::link::{Cable, Faults};
 use ferroce_sim::plan::Connection;
 use ferroce_sim::{Plan, Planted, Report, Scenario, ViolationKind, run, run_plan};
+use ferroce_verbs::QpType;
 
 /// Seeds of one `cargo test`; `ferroce-sim --seeds N` runs as many as one likes.
 const SEEDS: u64 = 120;
@@ -33,6 +34,14 @@ fn every_promise_holds_for_many_seeds() {
         ("timeouts", sum(|r| r.stats.timeouts), 100),
         ("RNR NAKs", sum(|r| r.stats.rnr), 1000),
         ("duplicates", sum(|r| r.stats.duplicates), 1000),
+        ("READs answered again", sum(|r| r.stats.replayed[0]), 300),
+        ("compare and swaps answered again", sum(|r| r.stats.replayed[1]), 50),
+        ("fetch and adds answered again", sum(|r| r.stats.replayed[2]), 50),
+        ("receives of shared queues", sum(|r| r.stats.taken), 3000),
+        ("limit events", sum(|r| r.stats.limits), 150),
+        ("datagrams that members of groups got", sum(|r| r.multicast), 500),
+        ("drains", sum(|r| r.drained), 200),
+        ("messages after the faults", sum(|r| r.probes), 200),
         ("requests out of sequence", sum(|r| r.stats.out_of_sequence), 1000),
         ("wrong ICRCs", sum(|r| r.stats.refused[ferroce_wire::ParseError::BadIcrc.index()]), 500),
     ] {
@@ -41,6 +50,7 @@ fn every_promise_holds_for_many_seeds() {
     let runs = |with: fn(&Report) -> bool| reports.iter().filter(|report| with(report)).count();
     for (what, count, least) in [
         ("a tenth of all frames lost", runs(|r| r.stats.links.lost * 10 > r.stats.links.frames), 10),
+        ("a key taken away in use", runs(|r| r.key_taken), 10),
         ("nothing lost", runs(|r| r.stats.links.lost == 0), 3),
     ] {
         assert!(count >= least, "only {count} of {SEEDS} runs with {what}");
@@ -72,6 +82,15 @@ fn plans_cover_what_they_should() {
     assert!(any(&|c| c.send_wr == 1) > 5 && any(&|c| c.recv_wr == 1) > 5 && any(&|c| c.rd_atomic == 1) > 5);
     assert!(any(&|c| c.max_len % 2 == 1) > 5);
     assert!(plans.iter().filter(|p| p.scenario == Scenario::SilentPeer).count() > 5);
+    assert!(plans.iter().filter(|p| p.scenario == Scenario::KeyTaken).count() > 5);
+    for service in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        assert!(
+            any(&|c| c.service == service && c.shared != [false; 2]) > 5,
+            "{service:?} on a shared queue"
+        );
+    }
+    let crowded = |p: &&Plan| p.groups.iter().any(|group| group.members.len() > 2);
+    assert!(plans.iter().filter(crowded).count() > 5, "groups with several members");
     assert!(plans.iter().filter(|p| p.endpoints == 3).count() > 5);
     assert!(plans.iter().filter(|p| p.connections.len() > 2).count() > 5);
 }
@@ -146,11 +165,14 @@ fn planted_faults_are_found() {
     }
 }
 
-/// The list of `ferroce-sim --plants`: each is found by an ordinary seed, and its failure says how to repeat it.
+/// The list of `ferroce-sim --plants`: each is found by an ordinary seed and by the checker meant for it, and its failure says how to repeat it.
 #[test]
 fn every_plant_is_found_by_a_seed() {
     for planted in Planted::ALL {
-        let first = (1..=100).find_map(|seed| run_plan(&Plan::from_seed(seed), Some(planted), false).err());
+        let first = (1..=200).find_map(|seed| {
+            let failure = run_plan(&Plan::from_seed(seed), Some(planted), false).err()?;
+            planted.meant().contains(&failure.violation.kind).then_some(failure)
+        });
         let failure = first.unwrap_or_else(|| panic!("{planted:?} was not found"));
         let text = failure.to_string();
         let command =

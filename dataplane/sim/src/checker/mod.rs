@@ -7,6 +7,8 @@
 //! immediate right; a receive completes no later than the send that filled it; no byte outside a target changes.
 
 mod atomics;
+mod keys;
+mod shared;
 mod unreliable;
 mod wc;
 
@@ -15,9 +17,12 @@ use std::fmt;
 use std::rc::Rc;
 
 use ferroce_transport::Completion;
-use ferroce_verbs::{Wc, WcStatus};
+use ferroce_verbs::{Rkey, Wc, WcStatus};
 
 use atomics::Step;
+use keys::Sealed;
+use shared::Shared;
+use unreliable::Inbox;
 use wc::{check_recv_wc, check_send_wc};
 
 pub use crate::record::{Bytes, Mode, OpKind, Operands, Piece, RecvRecord, SendRecord};
@@ -60,6 +65,12 @@ pub enum ViolationKind {
     WrongWindow,
     /// Retries were not as many as agreed upon.
     WrongRetries,
+    /// Something was sent, or finished, from a send queue that was drained.
+    NotDrained,
+    /// A message of an unreliable service did not arrive although the wires lose nothing.
+    NotServed,
+    /// A key opened after it was gone.
+    KeyOutlived,
 }
 
 /// A broken promise.
@@ -127,6 +138,16 @@ pub struct Checker {
     pub unreliable: u64,
     /// Cells at which an atomic failed: nobody knows whether it was executed.
     spoilt: BTreeSet<(usize, usize)>,
+    /// Shared receive queues, by endpoint.
+    shared: BTreeMap<usize, Shared>,
+    /// What members of groups have not got yet.
+    inboxes: Vec<Inbox>,
+    /// Datagrams to groups received.
+    pub multicast: u64,
+    /// The key that was taken away.
+    gone: Option<Rkey>,
+    /// Targets of WRITEs that were not finished when their key was taken away, as they were then.
+    sealed: Vec<Sealed>,
 }
 
 impl Checker {
@@ -140,6 +161,11 @@ impl Checker {
             perhaps: Vec::new(),
             unreliable: 0,
             spoilt: BTreeSet::new(),
+            shared: BTreeMap::new(),
+            inboxes: Vec::new(),
+            multicast: 0,
+            gone: None,
+            sealed: Vec::new(),
         }
     }
 
@@ -169,9 +195,15 @@ impl Checker {
     }
 
     /// A send was posted.
-    pub fn posted_send(&mut self, flow: usize, record: SendRecord) {
+    pub fn posted_send(&mut self, bytes: &impl Bytes, flow: usize, record: SendRecord) {
+        self.seal(bytes, flow, &record);
+        if let Some(group) = record.group {
+            self.posted_to_group(self.flows[flow].from, group, &record);
+        }
         let flow = &mut self.flows[flow];
-        flow.arriving.push_back((flow.posted, record.clone()));
+        if record.group.is_none() {
+            flow.arriving.push_back((flow.posted, record.clone()));
+        }
         flow.sends.push_back(record);
         flow.posted += 1;
     }
@@ -234,6 +266,10 @@ impl Checker {
         check_send_wc(at, &record, wc)?;
         if status != WcStatus::Success {
             check_failure(at, flow, status)?;
+            if status == WcStatus::RemAccessErr && (self.gone.is_none() || record.window != self.gone) {
+                let what = format!("{at:?}: wr_id {}: {status:?}, its key opens", record.wr_id);
+                return broken(ViolationKind::WrongStatus, what);
+            }
             self.forget_target(index, &record);
             return Ok(Finished::Send(index, record, status));
         }
@@ -257,7 +293,10 @@ impl Checker {
             OpKind::Write if flow.mode != Mode::Reliable => {
                 self.perhaps.push((to, record.remote, record.data.clone()));
             }
-            OpKind::Write => self.settle(bytes, to, &[(record.remote, record.data.len())], &record)?,
+            OpKind::Write => {
+                self.settle(bytes, to, &[(record.remote, record.data.len())], &record)?;
+                self.unseal(bytes, &record)?;
+            }
             OpKind::Read => self.settle(bytes, from, &record.local, &record)?,
             OpKind::CmpSwap | OpKind::FetchAdd => self.note_atomic(bytes, index, &record),
             OpKind::BindMw | OpKind::LocalInv => {
@@ -402,6 +441,7 @@ impl Checker {
             }
         }
         self.finish_cells(bytes)?;
+        self.finish_sealed(bytes)?;
         for (endpoint, shadow) in self.shadow.iter_mut().enumerate() {
             let real = bytes.read(endpoint, 0, shadow.len());
             for (_, offset, data) in self.perhaps.iter().filter(|(of, _, _)| *of == endpoint) {

@@ -1,22 +1,24 @@
 //! One run: a plan, a world, work, checks, and what came of it.
 
+mod connect;
+mod drains;
+mod endings;
+mod probe;
 mod retries;
 
 use std::fmt;
 
-use ferroce_mem::Access;
-use ferroce_transport::time::{RNR_TIMER_NS, ack_timeout_ns};
-use ferroce_transport::{Instant, Notice};
-use ferroce_verbs::{
-    ClassId, CqId, InitAttrs, Pkey, QpCap, QpInitAttr, QpModify, QpState, QpType, Rkey, RtrAttrs, RtsAttrs,
-    WcStatus,
-};
+use ferroce_transport::{Completion, Instant, Notice};
+use ferroce_verbs::{QpModify, QpState, Rkey, WcStatus};
+use ferroce_wire::NakCode;
 
-use crate::checker::{Bytes, Checker, Mode, Violation, ViolationKind};
-use crate::plan::{Connection, Plan, Scenario};
+use connect::connect_all;
+
+use crate::checker::{Bytes, Checker, Finished, Violation, ViolationKind};
+use crate::plan::{Plan, Scenario};
 use crate::plants::Planted;
 use crate::rng::Rng;
-use crate::workload::{QKEY, Workload, endpoint_init};
+use crate::workload::{Workload, endpoint_init};
 use crate::world::{Happening, QpRef, World, WorldStats};
 
 /// Virtual time that everything may take once the faults stopped.
@@ -28,12 +30,18 @@ const MOST_STEPS: u64 = 2_000_000;
 /// See [`MOST_STEPS`].
 const STEPS_PER_OP: u64 = 1000;
 
-/// Token of the wake-up at which the faults stop.
+/// Token of the wake-up at which the faults stop. All of these lie above those of the work.
 const HEAL: u64 = 2 << 40;
 /// Token of the wake-up at which the peer falls silent.
 const SILENCE: u64 = 3 << 40;
 /// Tokens of blackouts: this plus their index.
 const BLACKOUT: u64 = 4 << 40;
+/// Tokens of send queues that go on after a drain: this plus their direction.
+const DRAIN: u64 = 5 << 40;
+/// Token of the wake-up at which a key is taken away.
+const KEY: u64 = 6 << 40;
+/// What a token has beside its kind.
+const INDEX: u64 = (1 << 40) - 1;
 
 /// What a run that kept every promise did.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,6 +56,14 @@ pub struct Report {
     pub moved: u64,
     /// Queue pairs whose retries ran out.
     pub exhausted: u64,
+    /// Send queues drained.
+    pub drained: u64,
+    /// Messages on unreliable directions after the faults, all of which arrived.
+    pub probes: u64,
+    /// A key was taken away while it was in use.
+    pub key_taken: bool,
+    /// Datagrams to groups received.
+    pub multicast: u64,
     /// Messages received by UC and UD.
     pub unreliable: u64,
     /// Bytes of their messages.
@@ -127,6 +143,10 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
             kinds: run.work.kinds,
             bytes: run.work.bytes,
             unreliable: run.checker.unreliable,
+            multicast: run.checker.multicast,
+            drained: run.drained,
+            probes: run.probes,
+            key_taken: run.work.taken_key.is_some(),
             moved: run.world.moved,
             exhausted: run.exhausted.len() as u64,
             virtual_ns: run.world.now().since(run.start),
@@ -163,6 +183,17 @@ struct Run<'p> {
     fatal: Vec<QpRef>,
     /// Queue pairs whose retries ran out, though no peer is silent.
     exhausted: Vec<QpRef>,
+    /// Queue pairs in error that were told of their last receive.
+    last_told: Vec<QpRef>,
+    /// Chance of drains; directions whose send queue is in SQD, and is told to be drained; drains so far.
+    drains: Rng,
+    draining: Vec<bool>,
+    rested: Vec<bool>,
+    drained: u64,
+    /// Messages on unreliable directions after the faults.
+    probes: u64,
+    /// A key may be taken away.
+    key_due: bool,
     /// When the faults stopped.
     healed: Option<Instant>,
     /// Since when the peer is silent.
@@ -186,15 +217,7 @@ impl<'p> Run<'p> {
             memory.push(bytes);
         }
         let mut checker = Checker::new(memory);
-        let mut qps = Vec::new();
-        for connection in &plan.connections {
-            let ends = connect(&mut world, connection)?;
-            for (from, to) in [(0, 1), (1, 0)] {
-                let mode = mode_of(plan, &world, connection, from);
-                checker.add_flow(ends[from], ends[to], mode);
-            }
-            qps.push(ends);
-        }
+        let qps = connect_all(plan, &mut world, &mut checker)?;
         let start = world.now();
         let work = Workload::new(plan, &qps, &mut world)?;
         Ok(Run {
@@ -208,6 +231,13 @@ impl<'p> Run<'p> {
             happened: Vec::new(),
             fatal: Vec::new(),
             exhausted: Vec::new(),
+            last_told: Vec::new(),
+            drains: Rng::new(plan.seed, 0x66),
+            draining: vec![false; plan.connections.len() * 2],
+            rested: vec![false; plan.connections.len() * 2],
+            drained: 0,
+            probes: 0,
+            key_due: false,
             healed: None,
             silent: None,
         })
@@ -223,11 +253,17 @@ impl<'p> Run<'p> {
                 }
                 self.until_all_done()?;
                 self.until_rest()?;
+                self.probe()?;
                 self.flush()?;
-                if let Some(at) = self.exhausted.iter().find(|at| !self.fatal.contains(at)) {
-                    let what = format!("{at:?}: its retries ran out, and no notice told it");
-                    return Err(Violation { kind: ViolationKind::WrongNotice, what });
-                }
+                self.all_told()?;
+            }
+            Scenario::KeyTaken => {
+                self.work.flows.iter_mut().for_each(|flow| flow.left = u32::MAX);
+                self.world.wake_at(self.start.after(self.plan.silence_ns), KEY);
+                self.until_refused()?;
+                self.until_rest()?;
+                self.flush()?;
+                self.all_told()?;
             }
             Scenario::SilentPeer => {
                 self.work.flows.iter_mut().for_each(|flow| flow.left = u32::MAX);
@@ -250,24 +286,49 @@ impl<'p> Run<'p> {
         let mut happened = std::mem::take(&mut self.happened);
         for happening in happened.drain(..) {
             match happening {
-                Happening::Completion(at, completion) => {
-                    self.judge_retries(at, &completion)?;
-                    let finished = self.checker.completed(&self.world, at, &completion)?;
-                    self.work.finished(finished, &mut self.world);
-                }
+                Happening::Completion(at, completion) => self.completed(at, &completion)?,
                 Happening::Notice(at, notice) => self.notice(at, notice)?,
-                Happening::Wake(HEAL) => self.heal(),
-                Happening::Wake(SILENCE) => self.fall_silent(),
-                Happening::Wake(token) if token >= BLACKOUT => {
-                    let (_, length) = self.plan.blackouts[(token - BLACKOUT) as usize];
-                    self.world.cut(0, 1, self.world.now().after(length));
+                Happening::Taken(at) => self.checker.taken(at)?,
+                Happening::Limit(endpoint) => {
+                    self.checker.limit_told(endpoint)?;
+                    self.work.limit_reached(endpoint, &mut self.world);
                 }
-                Happening::Wake(token) => self.work.wake(token, &mut self.world, &mut self.checker)?,
+                Happening::Wake(token) => self.wake(token)?,
             }
         }
+        self.checker.limits_are_told()?;
         self.happened = happened;
         self.work.feed(&mut self.world, &mut self.checker)?;
+        self.perhaps_take_key()?;
         Ok(more)
+    }
+
+    fn completed(&mut self, at: QpRef, completion: &Completion) -> Result<(), Violation> {
+        self.judge_retries(at, completion)?;
+        self.check_drained(at, completion)?;
+        let finished = self.checker.completed(&self.world, at, completion)?;
+        if let Finished::Send(flow, record, status) = &finished {
+            self.key_is_gone(*flow, record, *status);
+            self.perhaps_drain(*flow)?;
+        }
+        self.work.finished(finished, &mut self.world);
+        Ok(())
+    }
+
+    fn wake(&mut self, token: u64) -> Result<(), Violation> {
+        let index = (token & INDEX) as usize;
+        match token & !INDEX {
+            HEAL => self.heal(),
+            SILENCE => self.fall_silent(),
+            BLACKOUT => {
+                let (_, length) = self.plan.blackouts[index];
+                self.world.cut(0, 1, self.world.now().after(length));
+            }
+            DRAIN => self.undrain(index)?,
+            KEY => self.key_due = true,
+            _ => self.work.wake(token, &mut self.world, &mut self.checker)?,
+        }
+        Ok(())
     }
 
     fn notice(&mut self, at: QpRef, notice: Notice) -> Result<(), Violation> {
@@ -287,9 +348,46 @@ impl<'p> Run<'p> {
                 self.fatal.push(at);
                 Ok(())
             }
-            Notice::Fatal { .. } | Notice::Drained | Notice::LastWqeReached => {
-                wrong(format!("{at:?}: {notice:?}"))
+            // The owner of the key that was taken away refuses; the other is told so.
+            Notice::Fatal { status: WcStatus::FatalErr, nak: Some(NakCode::RemoteAccess), .. }
+            | Notice::Fatal { status: WcStatus::RemAccessErr, nak: None, .. }
+                if self.work.taken_key.is_some() && !self.fatal.contains(&at) =>
+            {
+                self.fatal.push(at);
+                Ok(())
             }
+            Notice::Drained => self.drained(at),
+            Notice::LastWqeReached => self.last_receive(at),
+            Notice::Fatal { .. } => wrong(format!("{at:?}: {notice:?}")),
+        }
+    }
+
+    /// A queue pair in error has no receive of its shared queue any more.
+    fn last_receive(&mut self, at: QpRef) -> Result<(), Violation> {
+        let flow = self.work.flows.iter().position(|flow| flow.to == at);
+        let right = flow
+            .is_some_and(|flow| self.work.flows[flow].shared && self.checker.recvs_open(flow) == 0)
+            && self.world.qp(at).state() == QpState::Err
+            && !self.last_told.contains(&at);
+        if right {
+            self.last_told.push(at);
+            return Ok(());
+        }
+        let what = format!("{at:?} was told of its last receive: {flow:?}, before {:?}", self.last_told);
+        Err(Violation { kind: ViolationKind::WrongNotice, what })
+    }
+
+    /// Everybody who is in error was told what has to be told.
+    fn all_told(&self) -> Result<(), Violation> {
+        let untold = self.exhausted.iter().find(|at| !self.fatal.contains(at)).map(|at| (at, "its failure"));
+        let shared = self.work.flows.iter().filter(|flow| flow.shared).map(|flow| &flow.to);
+        let last = shared.filter(|at| !self.last_told.contains(at)).map(|at| (at, "its last receive")).next();
+        match untold.or(last) {
+            Some((at, of)) => {
+                let what = format!("{at:?} is in error, and was not told of {of}");
+                Err(Violation { kind: ViolationKind::WrongNotice, what })
+            }
+            None => Ok(()),
         }
     }
 
@@ -344,44 +442,6 @@ impl<'p> Run<'p> {
         self.world.heal();
     }
 
-    fn fall_silent(&mut self) {
-        self.silent = Some(self.world.now());
-        self.world.cut(0, 1, Instant(u64::MAX));
-        for flow in 0..self.work.flows.len() {
-            self.checker.may_fail(flow, WcStatus::RetryExcErr);
-            self.checker.may_flush(flow);
-        }
-    }
-
-    fn until_both_failed(&mut self) -> Result<(), Violation> {
-        let connection = &self.plan.connections[0];
-        let timeout = ack_timeout_ns(connection.timeout).unwrap_or(0);
-        // A timeout may be noticed up to four times late (IBTA 9.9.2.1.1), and an RNR wait may come first.
-        let rnr = RNR_TIMER_NS[usize::from(connection.rnr_timer)];
-        let bound = (u64::from(connection.retry_cnt) + 1) * 4 * timeout + 2 * rnr + 10_000_000;
-        self.work.feed(&mut self.world, &mut self.checker)?;
-        while self.fatal.len() < 2
-            || (0..2).any(|f| self.checker.sends_open(f) + self.checker.recvs_open(f) > 0)
-        {
-            if !self.step()? {
-                return stuck(format!("at rest with {}", self.open()));
-            }
-            if self.silent.is_some_and(|since| self.world.now().since(since) > bound) {
-                return stuck(format!("{bound} ns after the peer fell silent: {}", self.open()));
-            }
-        }
-        // Retries may have been spent before the silence, but hardly half of them.
-        let early = u64::from(connection.retry_cnt) * timeout / 2;
-        let took = self.silent.map_or(0, |since| self.world.now().since(since));
-        if took < early {
-            return stuck(format!("gave up after {took} ns, half of the retries take {early} ns"));
-        }
-        match self.qps[0].iter().find(|at| self.world.qp(**at).state() != QpState::Err) {
-            Some(at) => stuck(format!("{at:?} is in {:?}", self.world.qp(*at).state())),
-            None => Ok(()),
-        }
-    }
-
     fn open(&self) -> String {
         let flows = self.work.flows.iter().enumerate();
         let each = flows.map(|(i, work)| {
@@ -397,69 +457,4 @@ impl<'p> Run<'p> {
 
 fn stuck<T>(what: String) -> Result<T, Violation> {
     Err(Violation { kind: ViolationKind::Stuck, what })
-}
-
-/// What the direction from this end of a connection promises.
-fn mode_of(plan: &Plan, world: &World, connection: &Connection, from: usize) -> Mode {
-    let [a, b] = [connection.ends[from], connection.ends[1 - from]];
-    let faults = plan.faults[a * plan.endpoints + b];
-    match connection.service {
-        QpType::Rc => Mode::Reliable,
-        QpType::Uc => Mode::Whole { ordered: faults.duplicate_ppm == 0 && faults.reorder_ppm == 0 },
-        QpType::Ud => {
-            let path = world.path(a, b, connection.v6);
-            let (gids, from) = ([path.sgid, path.dgid], connection.qpns[from]);
-            Mode::Datagrams { once: faults.duplicate_ppm == 0, gids, from }
-        }
-    }
-}
-
-/// Makes a connection's two queue pairs and brings them to RTS.
-fn connect(world: &mut World, connection: &Connection) -> anyhow::Result<[QpRef; 2]> {
-    let attr = QpInitAttr {
-        qp_type: connection.service,
-        pd: World::PD,
-        send_cq: CqId(0),
-        recv_cq: CqId(1),
-        cap: QpCap {
-            max_send_wr: connection.send_wr,
-            max_recv_wr: connection.recv_wr,
-            max_send_sge: connection.sges,
-            max_recv_sge: connection.sges,
-            max_inline_data: connection.inline,
-        },
-        sq_sig_all: connection.sig_all,
-        srq: None,
-    };
-    let [a, b] = [0, 1].map(|end| world.add_qp(connection.ends[end], connection.qpns[end], &attr));
-    for (at, end) in [(a, 0), (b, 1)] {
-        let peer = 1 - end;
-        let mut av = world.path(connection.ends[end], connection.ends[peer], connection.v6);
-        av.vlan = connection.vlan;
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        world.modify(at, &QpModify::ToInit(InitAttrs { pkey: Pkey::DEFAULT, access, qkey: QKEY }))?;
-        world.modify(
-            at,
-            &QpModify::ToRtr(RtrAttrs {
-                av,
-                class: ClassId(0),
-                path_mtu: connection.mtu,
-                dest_qpn: connection.qpns[peer],
-                rq_psn: connection.psns[peer],
-                max_dest_rd_atomic: connection.dest_rd_atomic,
-                min_rnr_timer: connection.rnr_timer,
-            }),
-        )?;
-        world.modify(
-            at,
-            &QpModify::ToRts(RtsAttrs {
-                sq_psn: connection.psns[end],
-                timeout: connection.timeout,
-                retry_cnt: connection.retry_cnt,
-                rnr_retry: 7,
-                max_rd_atomic: connection.rd_atomic,
-            }),
-        )?;
-    }
-    Ok([a, b])
 }

@@ -4,20 +4,18 @@
 //! belongs to one request from post to completion, so that its content is decided. Tells the checker of everything it
 //! posts; judges nothing itself.
 
-use std::rc::Rc;
+mod choose;
+mod post;
+mod windows;
 
 use ferroce_transport::Instant;
-use ferroce_verbs::{
-    Access, Ah, AhId, PostError, Qkey, QpType, RecvWr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest, WcStatus,
-};
-use ferroce_wire::{Imm, RemoteAddr};
+use ferroce_verbs::{Qkey, QpType, Rkey, WcStatus};
 
-use crate::checker::{
-    Checker, Finished, OpKind, Operands, Piece, RecvRecord, SendRecord, Violation, ViolationKind,
-};
-use crate::plan::{Connection, Plan};
+use crate::checker::{Checker, Finished, OpKind, Piece, Violation};
+use crate::plan::{Connection, Group, Plan, SharedQueue};
 use crate::rng::Rng;
 use crate::world::{EndpointInit, QpRef, World};
+use windows::{Window, WindowState};
 
 /// Bytes before the first slot.
 const GUARD: usize = 256;
@@ -35,25 +33,6 @@ const CELLS: usize = 4;
 /// Distance of cells: what is between them shows a write beside one.
 const CELL_STRIDE: usize = 24;
 
-/// What may be done with a window.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum WindowState {
-    /// Opens nothing; may be bound.
-    Free,
-    /// A bind, an end, or a SEND that ends it is under way.
-    Changing,
-    /// The peer may use it.
-    Bound,
-}
-
-/// A window of the receiving queue pair of a direction.
-struct Window {
-    rkey: Rkey,
-    state: WindowState,
-    /// WRITEs of the peer that go through it and are not finished.
-    uses: u32,
-}
-
 /// One direction of a connection.
 pub struct FlowWork {
     /// Sends.
@@ -68,10 +47,21 @@ pub struct FlowWork {
     uc_writes: u32,
     /// One of its queue pairs gave up.
     broken: bool,
+    /// The receiver takes its receives from the queue that its endpoint shares.
+    pub shared: bool,
     paused_until: Instant,
     next_wr_id: u64,
     /// Of the receiver.
     window: Window,
+}
+
+/// A send that is not left to chance.
+#[derive(Clone, Copy, Default)]
+struct Ask {
+    /// What; chosen if it is `None`.
+    kind: Option<OpKind>,
+    /// The group that a datagram goes to, if the kind is given.
+    group: Option<usize>,
 }
 
 /// The work of a run.
@@ -85,6 +75,13 @@ pub struct Workload {
     guesses: Vec<[u64; CELLS]>,
     /// Offset of the first cell, per endpoint.
     cells: Vec<usize>,
+    /// Shared receive queues by endpoint.
+    shared: Vec<Option<SharedQueue>>,
+    shared_wr_id: u64,
+    /// Groups.
+    groups: Vec<Group>,
+    /// The key that was taken away under the feet of the peer.
+    pub taken_key: Option<Rkey>,
     /// No receive is posted any more.
     stopped: bool,
     /// Bytes of finished messages.
@@ -100,7 +97,8 @@ fn slots(plan: &Plan, endpoint: usize) -> usize {
     let of = |c: &Connection| {
         if c.ends.contains(&endpoint) { c.send_wr * 2 + c.recv_wr + 2 + uc_writes(c) } else { 0 }
     };
-    plan.connections.iter().map(|c| of(c) as usize).sum::<usize>().max(4)
+    let shared = plan.shared[endpoint].map_or(0, |queue| queue.max_wr as usize + 2);
+    plan.connections.iter().map(|c| of(c) as usize).sum::<usize>().max(4) + shared
 }
 
 fn uc_writes(connection: &Connection) -> u32 {
@@ -128,10 +126,13 @@ impl Workload {
     pub fn new(plan: &Plan, qps: &[[QpRef; 2]], world: &mut World) -> anyhow::Result<Workload> {
         let mut flows = Vec::new();
         for (connection, ends) in plan.connections.iter().zip(qps) {
-            for (from, to) in [(ends[0], ends[1]), (ends[1], ends[0])] {
+            for (from, to, shared) in
+                [(ends[0], ends[1], connection.shared[1]), (ends[1], ends[0], connection.shared[0])]
+            {
                 flows.push(FlowWork {
                     from,
                     to,
+                    shared,
                     connection: *connection,
                     left: plan.ops,
                     uc_writes: uc_writes(connection),
@@ -162,6 +163,10 @@ impl Workload {
             rng: Rng::new(plan.seed, 0x33),
             slot_bytes: slot_bytes(plan),
             free,
+            shared: plan.shared.clone(),
+            shared_wr_id: 0,
+            groups: plan.groups.clone(),
+            taken_key: None,
             stopped: false,
             guesses,
             cells,
@@ -173,27 +178,85 @@ impl Workload {
 
     /// Posts the first receives; some queues begin empty.
     pub fn start(&mut self, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
-        for flow in 0..self.flows.len() {
-            let depth = self.flows[flow].connection.recv_wr;
+        let own = (0..self.flows.len()).filter(|flow| !self.flows[*flow].shared);
+        let own = own.map(|flow| (flow as u64, self.flows[flow].connection.recv_wr));
+        let shared = self.shared.iter().enumerate();
+        let shared = shared.filter_map(|(e, queue)| Some((Self::SHARED + e as u64, (*queue)?.max_wr)));
+        let queues: Vec<_> = own.chain(shared).collect();
+        for (token, depth) in queues {
             let first = self.rng.below(u64::from(depth) + 1) as u32;
             for number in 0..depth {
                 if number < first {
-                    self.post_recv(flow, world, checker)?;
+                    self.wake(token, world, checker)?;
                 } else {
                     let late = self.rng.below(2_000_000);
-                    world.wake_at(world.now().after(late), flow as u64);
+                    world.wake_at(world.now().after(late), token);
                 }
             }
         }
         Ok(())
     }
 
-    /// The wake-up of a receive that is to be posted.
+    /// Wake-ups from here on, by endpoint, are of receives for the shared queue.
+    const SHARED: u64 = 1 << 32;
+    /// Wake-ups from here on, by endpoint, arm the limit of the shared queue.
+    const LIMIT: u64 = 2 << 32;
+
+    /// The wake-up of a receive that is to be posted, or of a limit to be armed.
     pub fn wake(&mut self, token: u64, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
-        match usize::try_from(token) {
-            Ok(flow) if flow < self.flows.len() && !self.stopped => self.post_recv(flow, world, checker),
+        let place = (token & (Self::SHARED - 1)) as usize;
+        match token & !(Self::SHARED - 1) {
+            _ if self.stopped => Ok(()),
+            0 => self.post_recv(place, world, checker),
+            Self::SHARED => self.post_shared(place, world, checker),
+            Self::LIMIT => {
+                let most = self.shared[place].map_or(0, |queue| queue.max_wr);
+                let limit = self.rng.below(u64::from(most) + 1) as u32;
+                world.set_limit(place, limit);
+                checker.armed(place, limit);
+                Ok(())
+            }
             _ => Ok(()),
         }
+    }
+
+    /// The limit event of a shared queue came: it is armed again later.
+    pub fn limit_reached(&mut self, endpoint: usize, world: &mut World) {
+        let late = self.rng.below(300_000);
+        world.wake_at(world.now().after(late), Self::LIMIT + endpoint as u64);
+    }
+
+    /// Sends one message on a direction that promises nothing, to the peer or to a group, to receivers that have a receive.
+    /// False if there is nothing to send to, or no memory left.
+    pub fn probe(
+        &mut self,
+        flow: usize,
+        group: Option<usize>,
+        world: &mut World,
+        checker: &mut Checker,
+    ) -> Result<bool, Violation> {
+        let receivers = match group {
+            Some(group) => {
+                let members = self.groups[group].members.iter();
+                // Received by the direction towards that end.
+                members.map(|(connection, end)| connection * 2 + 1 - end).collect()
+            }
+            None => vec![flow],
+        };
+        // A queue pair may keep a receive that it has begun, but not more than that one.
+        for receiver in receivers {
+            let work = &self.flows[receiver];
+            let (endpoint, shared) = (work.to.endpoint, work.shared);
+            let users = self.flows.iter().filter(|flow| flow.shared && flow.to.endpoint == endpoint).count();
+            let open = if shared { checker.shared_open(endpoint) } else { checker.recvs_open(receiver) };
+            for _ in open..if shared { users } else { 1 } {
+                self.post_recv(receiver, world, checker)?;
+            }
+        }
+        if group.is_some_and(|group| !self.reaches(self.flows[flow].from.endpoint, group)) {
+            return Ok(false);
+        }
+        self.post_send(flow, Ask { kind: Some(OpKind::Send), group }, world, checker)
     }
 
     /// Token of a wake-up that only makes [`Workload::feed`] look again.
@@ -208,9 +271,9 @@ impl Workload {
     /// A connection is broken, in the direction `flow`: what it had still to post is posted elsewhere, if anything else
     /// is left.
     pub fn give_up(&mut self, flow: usize) {
-        let mut left = 0;
+        let mut left = 0u32;
         for end in [flow, flow ^ 1] {
-            left += std::mem::take(&mut self.flows[end].left);
+            left = std::mem::take(&mut self.flows[end].left).saturating_add(left);
             self.flows[end].broken = true;
         }
         let mut others: Vec<_> = self.flows.iter_mut().filter(|flow| !flow.broken).collect();
@@ -230,7 +293,7 @@ impl Workload {
                     world.wake_at(world.now().after(pause), Self::LOOK);
                     break;
                 }
-                if !self.post_send(flow, world, checker)? {
+                if !self.post_send(flow, Ask::default(), world, checker)? {
                     break;
                 }
             }
@@ -264,12 +327,14 @@ impl Workload {
             }
             Finished::Recv(index, record, status) => {
                 let flow = &self.flows[index];
-                let (to, slow) = (flow.to.endpoint, flow.connection.slow_ns);
+                let (to, queue) = (flow.to.endpoint, self.shared[flow.to.endpoint].filter(|_| flow.shared));
+                let slow = queue.map_or(flow.connection.slow_ns, |queue| queue.slow_ns);
+                let token = if flow.shared { Self::SHARED + to as u64 } else { index as u64 };
                 self.release(to, record.pieces.first());
-                // A queue pair in error would flush each new receive at once.
-                if !self.stopped && status == WcStatus::Success {
+                // A queue pair in error would flush each new receive at once; others go on with what they share.
+                if !self.stopped && (status == WcStatus::Success || queue.is_some()) {
                     let late = self.rng.below(slow + 1);
-                    world.wake_at(world.now().after(late), index as u64);
+                    world.wake_at(world.now().after(late), token);
                 }
             }
         }
@@ -281,263 +346,6 @@ impl Workload {
             && !checker.has_failed(flow)
             && work.paused_until <= world.now()
             && world.qp(work.from).send_queue_free() > 0
-    }
-
-    fn post_recv(&mut self, flow: usize, world: &mut World, checker: &mut Checker) -> Result<(), Violation> {
-        let work = &self.flows[flow];
-        let (to, sges, room) = (work.to, work.connection.sges, receive_room(&work.connection));
-        let Some(slot) = self.free[to.endpoint].pop() else {
-            // All slots are in use: later.
-            world.wake_at(world.now().after(50_000), flow as u64);
-            return Ok(());
-        };
-        let pieces = self.scatter(slot, room, sges);
-        let wr_id = self.wr_id(flow);
-        let list = sges_of(world, to.endpoint, &pieces);
-        match world.post_recv(to, &RecvWr { wr_id, sg_list: &list }) {
-            Ok(()) => {
-                checker.posted_recv(flow, RecvRecord { wr_id, pieces });
-                Ok(())
-            }
-            Err(error) => refused(to, "receive", error),
-        }
-    }
-
-    /// False if memory is short.
-    fn post_send(
-        &mut self,
-        flow: usize,
-        world: &mut World,
-        checker: &mut Checker,
-    ) -> Result<bool, Violation> {
-        let work = &self.flows[flow];
-        let (from, to, connection) = (work.from, work.to, work.connection);
-        let kind = self.kind(flow);
-        let moves = matches!(kind, OpKind::Send | OpKind::Write);
-        let window = self.window_for(flow, kind);
-        let ends_window = kind == OpKind::Send && window.is_some();
-        let has_imm = moves && !ends_window && self.rng.chance(400_000);
-        let len = match kind {
-            OpKind::CmpSwap | OpKind::FetchAdd => 8,
-            OpKind::BindMw | OpKind::LocalInv => 0,
-            OpKind::Send | OpKind::Write | OpKind::Read => self.length(&connection),
-        };
-        let inline = moves && len <= connection.inline as usize && self.rng.chance(500_000);
-        let data: Rc<[u8]> = self.rng.bytes(len).into();
-        let local = if inline || matches!(kind, OpKind::BindMw | OpKind::LocalInv) {
-            Vec::new()
-        } else {
-            let Some(slot) = self.free[from.endpoint].pop() else { return Ok(false) };
-            self.scatter(slot, len, connection.sges)
-        };
-        let (mut remote, mut operands) = (0, Operands::default());
-        if kind.has_remote_slot() {
-            let Some(slot) = self.free[to.endpoint].pop() else {
-                self.release(from.endpoint, local.first());
-                return Ok(false);
-            };
-            remote = slot_offset(slot, self.slot_bytes) + self.rng.below(32) as usize;
-        } else if kind.is_atomic() {
-            (remote, operands) = self.operands(to.endpoint, kind);
-        }
-        let consumes = kind == OpKind::Send || has_imm;
-        let record = SendRecord {
-            wr_id: self.wr_id(flow),
-            kind,
-            imm: has_imm.then(|| (self.rng.bits() as u32).to_be_bytes()),
-            signaled: connection.sig_all || self.rng.chance(700_000),
-            solicited: consumes && self.rng.chance(200_000),
-            data,
-            local,
-            remote,
-            window,
-            operands,
-            unwelcome: connection.service == QpType::Ud && self.rng.chance(50_000),
-        };
-        let ud = self.dest(&record, &connection, from, to, world);
-        self.write_source(&record, from, to, world, checker);
-        let list = sges_of(world, from.endpoint, &record.local);
-        let wr = SendWr {
-            wr_id: record.wr_id,
-            op: op_of(&record, world, from.endpoint, to.endpoint),
-            sg_list: &list,
-            inline: if inline { &record.data } else { &[] },
-            flags: self.flags(&record, inline, connection.sig_all),
-            ud: ud.as_ref(),
-        };
-        world.post_send(from, &wr).or_else(|error| refused(from, "send", error))?;
-        self.flows[flow].left -= 1;
-        self.window_posted(flow, &record);
-        checker.posted_send(flow, record);
-        Ok(true)
-    }
-
-    /// What comes next: mostly messages, atomics where the connection serves them, windows now and then.
-    fn kind(&mut self, flow: usize) -> OpKind {
-        match self.flows[flow].connection.service {
-            QpType::Rc => {}
-            QpType::Uc if self.flows[flow].uc_writes > 0 && self.rng.chance(300_000) => {
-                self.flows[flow].uc_writes -= 1;
-                return OpKind::Write;
-            }
-            QpType::Uc | QpType::Ud => return OpKind::Send,
-        }
-        let own = &self.flows[flow ^ 1].window;
-        let (state, uses) = (own.state, own.uses);
-        match state {
-            WindowState::Free if self.rng.chance(80_000) => return OpKind::BindMw,
-            WindowState::Bound if uses == 0 && self.rng.chance(20_000) => return OpKind::LocalInv,
-            WindowState::Free | WindowState::Bound | WindowState::Changing => {}
-        }
-        self.rng.pick(&[
-            OpKind::Send,
-            OpKind::Send,
-            OpKind::Send,
-            OpKind::Write,
-            OpKind::Write,
-            OpKind::Write,
-            OpKind::Read,
-            OpKind::Read,
-            OpKind::FetchAdd,
-            OpKind::CmpSwap,
-        ])
-    }
-
-    /// The key that a request uses, ends or makes.
-    fn window_for(&mut self, flow: usize, kind: OpKind) -> Option<Rkey> {
-        let peers = &self.flows[flow].window;
-        let (rkey, usable) = (peers.rkey, peers.state == WindowState::Bound);
-        let own = self.flows[flow ^ 1].window.rkey;
-        match kind {
-            OpKind::Send => (usable && self.rng.chance(200_000)).then_some(rkey),
-            OpKind::Write => (usable && self.rng.chance(500_000)).then_some(rkey),
-            // The next key of a window: the owner chooses the lowest 8 bits.
-            OpKind::BindMw => Some(Rkey(own.0 & !0xff | (own.0 as u8).wrapping_add(1) as u32)),
-            OpKind::LocalInv => Some(own),
-            OpKind::Read | OpKind::CmpSwap | OpKind::FetchAdd => None,
-        }
-    }
-
-    fn window_posted(&mut self, flow: usize, record: &SendRecord) {
-        let Some(rkey) = record.window else { return };
-        match record.kind {
-            OpKind::Send => self.flows[flow].window.state = WindowState::Changing,
-            OpKind::Write => self.flows[flow].window.uses += 1,
-            _ => {
-                let own = &mut self.flows[flow ^ 1].window;
-                (own.rkey, own.state) = (rkey, WindowState::Changing);
-            }
-        }
-    }
-
-    fn window_changed(&mut self, flow: usize, kind: OpKind, rkey: Rkey) {
-        let (peers, own) = (flow, flow ^ 1);
-        match kind {
-            OpKind::Send => self.flows[peers].window.state = WindowState::Free,
-            OpKind::Write => self.flows[peers].window.uses -= 1,
-            OpKind::BindMw if self.flows[own].window.rkey == rkey => {
-                self.flows[own].window.state = WindowState::Bound;
-            }
-            _ => self.flows[own].window.state = WindowState::Free,
-        }
-    }
-
-    /// Where a datagram goes. Some carry a wrong queue key; bit 31 asks for that of the sender, which is right.
-    fn dest(
-        &mut self,
-        record: &SendRecord,
-        connection: &Connection,
-        from: QpRef,
-        to: QpRef,
-        world: &World,
-    ) -> Option<UdDest> {
-        if connection.service != QpType::Ud {
-            return None;
-        }
-        let mut av = world.path(from.endpoint, to.endpoint, connection.v6);
-        av.vlan = connection.vlan;
-        let own = Qkey(1 << 31 | self.rng.bits() as u32);
-        let remote_qkey = match record.unwelcome {
-            true => Qkey(QKEY.0 ^ 1 << self.rng.below(31)),
-            false => self.rng.pick(&[QKEY, own]),
-        };
-        let ah = Ah { id: AhId(1), pd: World::PD, av };
-        Some(UdDest { ah, remote_qpn: world.qp(to).qpn(), remote_qkey })
-    }
-
-    /// A cell, and operands that a compare and swap often succeeds with.
-    fn operands(&mut self, endpoint: usize, kind: OpKind) -> (usize, Operands) {
-        let cell = self.rng.below(CELLS as u64) as usize;
-        let guess = self.guesses[endpoint][cell];
-        let compare = if self.rng.chance(800_000) { guess } else { self.rng.bits() };
-        let value = self.rng.bits();
-        self.guesses[endpoint][cell] = match kind {
-            OpKind::FetchAdd => guess.wrapping_add(value),
-            _ if compare == guess => value,
-            _ => guess,
-        };
-        (self.cells[endpoint] + cell * CELL_STRIDE, Operands { compare, value })
-    }
-
-    fn flags(&mut self, record: &SendRecord, inline: bool, sig_all: bool) -> SendFlags {
-        let mut flags = SendFlags::empty();
-        flags.set(SendFlags::SIGNALED, record.signaled && !(sig_all && self.rng.chance(500_000)));
-        flags.set(SendFlags::SOLICITED, record.solicited);
-        flags.set(SendFlags::INLINE, inline);
-        flags.set(SendFlags::FENCE, self.rng.chance(100_000));
-        flags
-    }
-
-    /// Puts the bytes where the request takes them from: the sender's slot, or the peer's for a READ.
-    fn write_source(
-        &self,
-        record: &SendRecord,
-        from: QpRef,
-        to: QpRef,
-        world: &World,
-        checker: &mut Checker,
-    ) {
-        let pieces = match record.kind {
-            OpKind::Read => vec![(record.remote, record.data.len())],
-            OpKind::Send | OpKind::Write => record.local.clone(),
-            OpKind::CmpSwap | OpKind::FetchAdd | OpKind::BindMw | OpKind::LocalInv => return,
-        };
-        let endpoint = if record.kind == OpKind::Read { to.endpoint } else { from.endpoint };
-        let mut done = 0;
-        for (offset, len) in pieces {
-            let bytes = &record.data[done..done + len];
-            world.memory(endpoint).write(offset, bytes);
-            checker.wrote(endpoint, offset, bytes);
-            done += len;
-        }
-    }
-
-    /// Short, around the path MTU, or anything.
-    fn length(&mut self, connection: &Connection) -> usize {
-        let (mtu, most) = (connection.mtu.bytes() as usize, connection.max_len);
-        let len = match self.rng.below(6) {
-            0 => self.rng.below(9) as usize,
-            1 => self.rng.below(200) as usize,
-            2 => mtu * self.rng.range(1, 4) as usize,
-            3 => (mtu * self.rng.range(1, 3) as usize + self.rng.below(5) as usize).saturating_sub(2),
-            _ => self.rng.below(most as u64 + 1) as usize,
-        };
-        len.min(most)
-    }
-
-    /// Cuts `len` bytes of a slot into pieces with gaps between them.
-    fn scatter(&mut self, slot: usize, len: usize, sges: u32) -> Vec<Piece> {
-        let count = self.rng.range(1, u64::from(sges)) as usize;
-        let mut at = slot_offset(slot, self.slot_bytes) + self.rng.below(32) as usize;
-        let mut left = len;
-        let mut pieces = Vec::new();
-        for number in 0..count {
-            let part = if number + 1 == count { left } else { self.rng.below(left as u64 + 1) as usize };
-            pieces.push((at, part));
-            left -= part;
-            at += part + self.rng.below(16) as usize;
-        }
-        pieces
     }
 
     fn release(&mut self, endpoint: usize, piece: Option<&Piece>) {
@@ -554,45 +362,6 @@ impl Workload {
     }
 }
 
-/// Every message fits: on UD the 40 bytes before it too.
-fn receive_room(connection: &Connection) -> usize {
-    connection.max_len + if connection.service == QpType::Ud { 40 } else { 0 }
-}
-
 fn slot_offset(slot: usize, slot_bytes: usize) -> usize {
     GUARD + slot * slot_bytes
-}
-
-fn refused<T>(at: QpRef, what: &str, error: PostError) -> Result<T, Violation> {
-    Err(Violation { kind: ViolationKind::PostRefused, what: format!("{at:?}: {what} refused: {error:?}") })
-}
-
-fn sges_of(world: &World, endpoint: usize, pieces: &[Piece]) -> Vec<Sge> {
-    let mr = world.mr(endpoint);
-    pieces
-        .iter()
-        .map(|(offset, len)| Sge { addr: mr.iova + *offset as u64, length: *len as u32, lkey: mr.lkey })
-        .collect()
-}
-
-fn op_of(record: &SendRecord, world: &World, own: usize, peer: usize) -> SendOp {
-    let mr = world.mr(peer);
-    let remote_addr = RemoteAddr(mr.iova + record.remote as u64);
-    let rkey = record.window.unwrap_or(mr.rkey);
-    let Operands { compare, value } = record.operands;
-    match (record.kind, record.imm.map(Imm)) {
-        (OpKind::Send, None) => record.window.map_or(SendOp::Send, |rkey| SendOp::SendInv { rkey }),
-        (OpKind::Send, Some(imm)) => SendOp::SendImm(imm),
-        (OpKind::Write, None) => SendOp::Write { remote_addr, rkey },
-        (OpKind::Write, Some(imm)) => SendOp::WriteImm { remote_addr, rkey, imm },
-        (OpKind::Read, _) => SendOp::Read { remote_addr, rkey },
-        (OpKind::CmpSwap, _) => SendOp::CmpSwap { remote_addr, rkey, compare, swap: value },
-        (OpKind::FetchAdd, _) => SendOp::FetchAdd { remote_addr, rkey, add: value },
-        (OpKind::BindMw, _) => {
-            let own = world.mr(own);
-            let access = Access::REMOTE_WRITE;
-            SendOp::BindMw { rkey, mr: own.lkey, addr: own.iova, len: own.len, access }
-        }
-        (OpKind::LocalInv, _) => SendOp::LocalInv { rkey },
-    }
 }

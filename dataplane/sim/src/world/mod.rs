@@ -13,19 +13,22 @@ use std::collections::BTreeMap;
 
 use ferroce_mem::os::Block;
 use ferroce_mem::{MrInfo, MwInfo, PdId};
-use ferroce_transport::{Completion, Instant, Notice, Qp, QpCounter};
-use ferroce_verbs::{AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendWr};
-use ferroce_wire::{ParseError, Psn, Qpn};
+use ferroce_transport::{Completion, Instant, Notice, Qp, QpCounter, Srq};
+use ferroce_verbs::{
+    AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendWr, SrqId, SrqInitAttr,
+};
+use ferroce_wire::{Gid, ParseError, Psn, Qpn};
 
 use crate::checker::{Violation, ViolationKind};
 use crate::clock::Clock;
 pub use crate::endpoint::EndpointInit;
 pub use crate::endpoint::Tries;
-use crate::endpoint::{Endpoint, QpSlot};
+use crate::endpoint::{Drain, Endpoint, QpSlot};
 use crate::link::{Cable, Faults, Frame, Link, LinkStats};
 use crate::plants::{self, Memo, Planted};
 use crate::rng::Rng;
 use crate::trace::Trace;
+use planted::forget_reload;
 
 /// A queue pair of the world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
@@ -43,6 +46,10 @@ pub enum Happening {
     Completion(QpRef, Completion),
     /// News for control.
     Notice(QpRef, Notice),
+    /// A queue pair took the oldest receive of its endpoint's shared queue.
+    Taken(QpRef),
+    /// The limit event of an endpoint's shared receive queue.
+    Limit(usize),
     /// The time of [`World::wake_at`] has come.
     Wake(u64),
 }
@@ -73,6 +80,14 @@ pub struct WorldStats {
     pub duplicates: u64,
     /// Requests ahead of the expected PSN.
     pub out_of_sequence: u64,
+    /// Duplicates of READs, compare and swaps, fetch and adds that were answered again.
+    pub replayed: [u64; 3],
+    /// Receives taken from shared queues.
+    pub taken: u64,
+    /// Limit events.
+    pub limits: u64,
+    /// Datagrams that members of groups got.
+    pub multicast: u64,
 }
 
 /// Endpoints, wires and time.
@@ -89,6 +104,10 @@ pub struct World {
     trace: Trace,
     refused: [u64; ParseError::COUNT],
     dropped: BTreeMap<String, u64>,
+    /// Groups: address and members.
+    groups: Vec<(Gid, Vec<QpRef>)>,
+    /// What only the world counts.
+    counted: WorldStats,
     violation: Option<Violation>,
     planted: Option<Planted>,
     plant_count: u64,
@@ -128,6 +147,8 @@ impl World {
             trace: Trace::new(verbose),
             refused: [0; ParseError::COUNT],
             dropped: BTreeMap::new(),
+            groups: Vec::new(),
+            counted: WorldStats::default(),
             violation: None,
             planted: None,
             plant_count: 0,
@@ -195,6 +216,7 @@ impl World {
             armed: None,
             last_sent: None,
             quiet: None,
+            drain: None,
             tries: Tries::default(),
             memo: Memo::default(),
         });
@@ -222,8 +244,13 @@ impl World {
     /// Makes a transition.
     pub fn modify(&mut self, at: QpRef, modify: &QpModify) -> anyhow::Result<()> {
         let now = self.now();
-        let qp = &mut self.endpoints[at.endpoint].qps[at.index].qp;
-        qp.modify(now, modify).map_err(|e| anyhow::anyhow!("{modify:?} of {at:?}: {e:?}"))?;
+        let slot = &mut self.endpoints[at.endpoint].qps[at.index];
+        slot.qp.modify(now, modify).map_err(|e| anyhow::anyhow!("{modify:?} of {at:?}: {e:?}"))?;
+        match modify {
+            QpModify::ToSqd => slot.drain = Some(Drain { next: slot.qp.info().sq_psn, told: false }),
+            QpModify::Change(_) => {}
+            _ => slot.drain = None,
+        }
         self.poll_soon(at.endpoint, now);
         Ok(())
     }
@@ -242,6 +269,43 @@ impl World {
         owner.qps[at.index].qp.post_recv(wr, owner.regions.memory())?;
         self.poll_soon(at.endpoint, self.now());
         Ok(())
+    }
+
+    /// Makes the shared receive queue of an endpoint: queue pairs whose attributes name it take their receives from it.
+    pub fn add_srq(&mut self, endpoint: usize, attr: &SrqInitAttr) {
+        self.endpoints[endpoint].srq = Some(Srq::new(SrqId(endpoint as u32), attr));
+    }
+
+    /// Posts a receive to the shared queue of an endpoint.
+    pub fn post_shared_recv(&mut self, endpoint: usize, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let owner = &mut self.endpoints[endpoint];
+        let Some(srq) = &mut owner.srq else { return Err(PostError::NoSuchQueue) };
+        if self.planted == Some(Planted::SharedOrder) {
+            return owner.swapped.post(srq, wr, owner.regions.memory());
+        }
+        srq.post_recv(wr, owner.regions.memory())
+    }
+
+    /// Arms the limit event of a shared queue.
+    pub fn set_limit(&mut self, endpoint: usize, limit: u32) {
+        if let Some(srq) = &mut self.endpoints[endpoint].srq {
+            srq.set_limit(limit);
+        }
+    }
+
+    /// Receives in the shared queue of an endpoint.
+    pub fn shared_posted(&self, endpoint: usize) -> u32 {
+        self.endpoints[endpoint].srq.as_ref().map_or(0, |srq| srq.info().posted)
+    }
+
+    /// Makes a multicast group.
+    pub fn add_group(&mut self, gid: Gid, members: Vec<QpRef>) {
+        self.groups.push((gid, members));
+    }
+
+    /// An address of an endpoint.
+    pub fn gid(&self, endpoint: usize, v6: bool) -> Gid {
+        self.endpoints[endpoint].gids[usize::from(v6)]
     }
 
     /// Makes [`Happening::Wake`] with `token` happen.
@@ -263,7 +327,7 @@ impl World {
     pub fn step(&mut self, out: &mut Vec<Happening>) -> Result<bool, Violation> {
         let Some(event) = self.clock.pop() else { return Ok(false) };
         match event {
-            Event::Arrive(to, frame) => self.arrive(to, &frame),
+            Event::Arrive(to, frame) => self.arrive(to, &frame, out),
             Event::Timer(at) => self.timer(at),
             // An earlier pass was planned after this one: it took its place.
             Event::Poll(endpoint) if self.endpoints[endpoint].poll_at != Some(self.now()) => {}
@@ -282,7 +346,7 @@ impl World {
     /// Counters so far.
     pub fn stats(&self) -> WorldStats {
         let mut stats =
-            WorldStats { refused: self.refused, dropped: self.dropped.clone(), ..WorldStats::default() };
+            WorldStats { refused: self.refused, dropped: self.dropped.clone(), ..self.counted.clone() };
         for link in &self.links {
             let one = link.stats();
             stats.links.frames += one.frames;
@@ -333,14 +397,13 @@ impl World {
             return;
         }
         slot.armed = None;
-        if self.planted != Some(Planted::LoseTimers) {
-            slot.qp.handle_timeout(now);
-        }
-        if self.planted == Some(Planted::RetriesNotReloaded)
-            && slot.qp.counters().get(QpCounter::LocalAckTimeoutErr) > 7
-        {
-            // Refused if it is in error already, which is as good.
-            let _ = slot.qp.modify(now, &QpModify::ToErr);
+        match self.planted {
+            Some(Planted::LoseTimers) => {}
+            Some(Planted::RetriesNotReloaded) => {
+                forget_reload(&mut slot.qp, now);
+                slot.qp.handle_timeout(now);
+            }
+            _ => slot.qp.handle_timeout(now),
         }
         self.poll_soon(at.endpoint, now);
     }
@@ -403,8 +466,19 @@ impl World {
         if out.len() > start && self.planted(Planted::StrayWrite, 20) {
             self.endpoints[at.endpoint].block().write(1, &[0x77]);
         }
+        if self.planted == Some(Planted::DrainedEarly)
+            && let Some(drain) = &mut self.endpoints[at.endpoint].qps[at.index].drain
+            && !std::mem::replace(&mut drain.told, true)
+        {
+            out.push(Happening::Notice(at, Notice::Drained));
+        }
         while let Some(notice) = self.endpoints[at.endpoint].qps[at.index].qp.poll_notice() {
-            if self.planted != Some(Planted::NoticeLost) {
+            if notice == Notice::Drained
+                && let Some(drain) = &mut self.endpoints[at.endpoint].qps[at.index].drain
+            {
+                drain.told = true;
+            }
+            if !self.planted.is_some_and(|planted| plants::hides(planted, &notice)) {
                 out.push(Happening::Notice(at, notice));
             }
         }

@@ -2,9 +2,9 @@
 //!
 //! Part of [`super::World`].
 
-use ferroce_transport::FrameSink;
-use ferroce_verbs::AddressVector;
-use ferroce_wire::{Aeth, Bth, Ext, Headers, Icrc, Msn, Opcode, Packet, Service, Syndrome, emit};
+use ferroce_transport::{FrameSink, Instant, Qp, QpCounter};
+use ferroce_verbs::{AddressVector, QpChange, QpModify, QpState};
+use ferroce_wire::{Aeth, Bth, Ext, Headers, Icrc, Msn, Op, Opcode, Packet, Service, Syndrome, emit};
 
 use super::{Event, QpRef, World};
 use crate::link::Frame;
@@ -12,8 +12,44 @@ use crate::plants::Planted;
 use crate::sink::Sink;
 
 impl World {
+    /// What a packet is to find that a faulty queue pair would have done.
+    pub(super) fn disturb(&mut self, at: QpRef, packet: &Packet) {
+        match self.planted {
+            Some(Planted::DuplicateExecuted) => self.execute_again(at.endpoint, at.index, packet),
+            Some(Planted::KeyCheckedOnce) => self.keep_key(at, packet),
+            _ => {}
+        }
+    }
+
+    /// The plant of a responder that checks a key at the first packet of a message only: once the key of the message in
+    /// progress is gone, the message goes on with another that grants the same. The image is the way in.
+    fn keep_key(&mut self, at: QpRef, packet: &Packet) {
+        let owner = &mut self.endpoints[at.endpoint];
+        let slot = &mut owner.qps[at.index];
+        if let Some(reth) = packet.headers.ext.reth {
+            slot.memo.write_key = reth.rkey;
+            return;
+        }
+        let key = slot.memo.write_key;
+        let gone = owner.regions.memory().window(key).is_some_and(|mw| mw.rkey != key || mw.bound.is_none());
+        if packet.headers.bth.opcode.op() != Op::Write || !gone {
+            return;
+        }
+        let mut image = Vec::new();
+        slot.qp.export(&mut image);
+        // The message in progress comes after everything else that could have this key.
+        let key = key.0.to_le_bytes();
+        let Some(place) = image.windows(4).rposition(|bytes| bytes == key) else { return };
+        image[place..place + 4].copy_from_slice(&owner.mr.rkey.0.to_le_bytes());
+        if let Ok(mut moved) = Qp::import(&image) {
+            slot.qp.release_all(owner.regions.memory());
+            moved.hold_posted(owner.regions.memory());
+            slot.qp = moved;
+        }
+    }
+
     /// The plant of a responder that takes a duplicate fetch and add for a new one.
-    pub(super) fn execute_again(&mut self, to: usize, index: usize, packet: &Packet) {
+    fn execute_again(&mut self, to: usize, index: usize, packet: &Packet) {
         let owner = &self.endpoints[to];
         let (bth, expected) = (&packet.headers.bth, owner.qps[index].qp.info().rq_psn);
         let Some(atomic) = packet.headers.ext.atomic else { return };
@@ -51,5 +87,22 @@ impl World {
             let frame = Frame { bytes: sink.frame, original: None };
             self.clock.at(self.now(), Event::Arrive(at.endpoint, frame));
         }
+    }
+}
+
+/// The plant of a requester that never reloads its retry counter: what earlier timeouts took stays taken. Its counter only
+/// sinks by itself; lowering the attribute and raising it again is the way in.
+pub(super) fn forget_reload(qp: &mut Qp, now: Instant) {
+    let info = qp.info();
+    let (Some(rts), QpState::Rts) = (info.rts, info.state) else { return };
+    if info.una_psn == info.sq_psn {
+        return;
+    }
+    let spent = qp.counters().get(QpCounter::LocalAckTimeoutErr);
+    let left = u64::from(rts.retry_cnt).saturating_sub(spent) as u8;
+    let set = |retry_cnt| QpModify::Change(QpChange { retry_cnt: Some(retry_cnt), ..QpChange::default() });
+    for modify in [QpModify::ToSqd, set(left), set(rts.retry_cnt), QpModify::SqdToRts] {
+        // All are allowed from RTS.
+        let _ = qp.modify(now, &modify);
     }
 }
