@@ -165,8 +165,7 @@ impl Base {
             entry.outcome = Some(status);
             self.sq.queue.done = index.wrapping_add(1);
         }
-        self.enter_error();
-        self.notices.fatal(status, psn, None);
+        self.break_off(status, psn, None);
     }
 
     /// A request of the peer was refused for good; `recv` is the status of the receive it used, if that failed.
@@ -174,8 +173,15 @@ impl Base {
         if let Some(status) = recv {
             self.rq.finish(|entry| entry.status = status);
         }
+        self.break_off(recv.unwrap_or(WcStatus::FatalErr), psn, nak);
+    }
+
+    /// To error by itself. Told once: what can't be done any more of the answers that an error still owes is no news.
+    fn break_off(&mut self, status: WcStatus, psn: Psn, nak: Option<NakCode>) {
+        if self.state != QpState::Err {
+            self.notices.fatal(status, psn, nak);
+        }
         self.enter_error();
-        self.notices.fatal(recv.unwrap_or(WcStatus::FatalErr), psn, nak);
     }
 
     /// Counts a packet that went to the sink.
