@@ -1,6 +1,6 @@
 //! Properties over generated headers and over arbitrary bytes. The bodies are those of the fuzz targets.
 
-#[path = "../../fuzz/src/lib.rs"]
+#[path = "../../fuzz/src/frames.rs"]
 mod harness;
 
 mod common;
