@@ -166,13 +166,18 @@ fn without_events_nothing_is_polled() {
     let (service, handle) = PerfService::new(client, endpoints(&client, &pair.a, &pair.b, memory)).unwrap();
     let id = world.client.add(0, service);
     let (device, channel) = (&world.client.device, pair.a.channel.unwrap());
-    for done in 0..3 {
-        // The completion is there, and its event; nobody tells of it.
+    let done = || match handle.state() {
+        State::Running { done } => done,
+        _ => panic!("it ended"),
+    };
+    for _ in 0..4 {
+        // A completion is there, and its event; while nobody tells of it nothing goes on.
         let cq = device.get_cq_event(channel, world::LIMIT).unwrap().expect("an event");
         device.ack_cq_events(cq, 1).unwrap();
         std::thread::sleep(Duration::from_millis(5));
-        let State::Running { done: seen } = handle.state() else { panic!("it ended") };
-        assert_eq!(seen, done);
+        let seen = done();
+        std::thread::sleep(Duration::from_millis(10));
+        assert_eq!(done(), seen);
         handle.notify();
     }
     handle.stop();
@@ -200,9 +205,10 @@ fn a_capped_rate_is_kept() {
         let (client, server) = world.perf(0, spec);
         assert_whole(&spec, &client, &server, "capped");
         let ratio = client.msgs_per_s / rate as f64;
-        // Never above but for the burst at the start; how far below depends on the machine.
+        // Never above, but for the first burst; how far below depends on what else the machine does.
         assert!(ratio < 1.05, "{op:?}: {ratio} of the rate");
-        assert!(ratio > 0.2, "{op:?}: {ratio} of the rate");
+        let least = (spec.iters * u64::from(qps) - 2 * u64::from(burst)) as f64 / rate as f64 * 1e9;
+        assert!(client.elapsed_ns as f64 >= least, "{op:?}: {} ns", client.elapsed_ns);
     }
 }
 
