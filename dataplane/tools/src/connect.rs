@@ -36,12 +36,16 @@ pub struct Connection {
     pub timeout: u8,
     /// Transport retries.
     pub retries: u8,
-    /// READs outstanding, each way.
+    /// READs and atomics that we have outstanding.
     pub reads: u8,
+    /// Those that we serve at once.
+    pub serves: u8,
+    /// What the peer may do with our memory.
+    pub access: Access,
 }
 
 /// How packets are marked.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Marks {
     /// Service level.
     pub sl: u8,
@@ -77,15 +81,14 @@ pub fn connect_as(plane: &Plane, c: &Connection, qkey: Qkey) -> Outcome<AddressV
     if let Some(hop_limit) = c.marks.hop_limit {
         av.hop_limit = hop_limit;
     }
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let init = InitAttrs { pkey: Pkey::DEFAULT, access, qkey };
+    let init = InitAttrs { pkey: Pkey::DEFAULT, access: c.access, qkey };
     let rtr = RtrAttrs {
         av,
         class: ClassId(0),
         path_mtu: c.mtu,
         dest_qpn: c.remote_qpn,
         rq_psn: c.remote_psn,
-        max_dest_rd_atomic: c.reads,
+        max_dest_rd_atomic: c.serves,
         min_rnr_timer: MIN_RNR_TIMER,
     };
     let rts = RtsAttrs {

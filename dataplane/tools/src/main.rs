@@ -1,6 +1,7 @@
 //! `ferroce-tools`: stand-alone tools with a data plane inside.
 //!
-//! `pingpong` exchanges messages with `ibv_rc_pingpong`; `perf` measures between two of ours, over RDMA or kernel sockets.
+//! `pingpong` exchanges messages with `ibv_rc_pingpong`; `perf` measures with another one of ours or with perftest's
+//! programs, over RDMA, or over kernel sockets.
 //! Exit status: 0 done, 1 asked and refused or failed, 2 wrong usage.
 #![forbid(unsafe_code)]
 
@@ -37,7 +38,7 @@ struct Cli {
 enum Tool {
     /// Exchange messages with ibv_rc_pingpong or another ferroce
     Pingpong(Box<pingpong::PingPongArgs>),
-    /// Measure latency and bandwidth between two ferroce processes
+    /// Measure latency and bandwidth, with another ferroce or with perftest
     Perf(Box<perf::PerfArgs>),
 }
 

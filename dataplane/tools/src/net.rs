@@ -197,6 +197,17 @@ impl Peer {
         Ok(())
     }
 
+    /// What has come by now, at most `longest` bytes: for a message about it.
+    pub fn rest(&mut self, longest: usize) -> Vec<u8> {
+        let mut bytes = vec![0; longest];
+        let got = match readable(&self.stream, Duration::ZERO) {
+            Ok(true) => self.stream.read(&mut bytes).unwrap_or(0),
+            Ok(false) | Err(_) => 0,
+        };
+        bytes.truncate(got);
+        bytes
+    }
+
     /// Receives one line without its end, of at most `longest` bytes.
     pub fn receive_line(&mut self, longest: usize, limit: Duration, what: &str) -> Outcome<Vec<u8>> {
         let deadline = Instant::now() + limit;
@@ -227,6 +238,35 @@ impl Peer {
                 )));
             }
             self.unread.extend_from_slice(&chunk[..count]);
+        }
+    }
+
+    /// The next byte, which stays there.
+    pub fn peek_byte(&mut self, limit: Duration, what: &str) -> Outcome<u8> {
+        let deadline = Instant::now() + limit;
+        let late = || Fail::failed(format!("peer {} did not send {what} in time", self.name));
+        let broken =
+            |error: io::Error| Fail::failed(format!("peer {}: waiting for {what}: {error}", self.name));
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(late());
+            }
+            if !readable(&self.stream, left).map_err(broken)? {
+                continue;
+            }
+            let mut first = [0];
+            match self.stream.peek(&mut first) {
+                Ok(0) => {
+                    return Err(Fail::failed(format!(
+                        "peer {} closed the connection instead of sending {what}",
+                        self.name
+                    )));
+                }
+                Ok(_) => return Ok(first[0]),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(broken(error)),
+            }
         }
     }
 

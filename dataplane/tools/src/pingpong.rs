@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use ferroce_services::{PingPongEndpoints, PingPongReport, PingPongService, PingPongSpec, Role, State};
-use ferroce_verbs::{Ah, Device, PathMtu, Qkey, QpType, UdDest};
+use ferroce_verbs::{Access, Ah, Device, PathMtu, Qkey, QpType, UdDest};
 use serde::Serialize;
 
 use crate::connect::{self, Connection, Marks};
@@ -234,6 +234,8 @@ pub(crate) fn connection(
         timeout: TIMEOUT,
         retries: RETRIES,
         reads: 1,
+        serves: 1,
+        access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
     }
 }
 

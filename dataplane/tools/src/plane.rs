@@ -6,6 +6,7 @@
 mod fault;
 mod open;
 mod options;
+mod set;
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,7 @@ use ferroce_verbs::{
 
 use crate::fail::{Fail, Outcome};
 pub use options::{Idle, PlaneArgs};
+pub use set::{QpSet, SetSizes};
 
 /// How often housekeeping looks: often enough that a link comes up at once.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
@@ -34,6 +36,8 @@ const RESOLVE_LIMIT: Duration = Duration::from_secs(5);
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Smallest arena.
 const LEAST_ARENA: u64 = 2 << 20;
+/// Queue pairs that a tool may make.
+const MOST_QPS: u32 = 4096;
 
 /// A running data plane.
 pub struct Plane {
@@ -101,7 +105,7 @@ impl Plane {
             name: "ferroce".into(),
             node_guid: node_guid(netdev.mac.0),
             workers: vec![WorkerConfig { core, idle: args.idle.policy() }],
-            max_qp: 64,
+            max_qp: MOST_QPS,
             max_cq: 128,
             max_mr: 64,
             netdev,
@@ -144,6 +148,11 @@ impl Plane {
     /// The worker's core, if it is pinned.
     pub fn core(&self) -> Option<usize> {
         self.core
+    }
+
+    /// True if the port goes on when the peer's process ends; a link of two processes does not.
+    pub fn outlives_peers(&self) -> bool {
+        !self.dev.starts_with("shm:")
     }
 
     /// The idle policy.
@@ -277,11 +286,6 @@ impl Plane {
     }
 
     /// Makes a queue pair in RESET with two completion queues and registered memory.
-    pub fn make_pair(&mut self, sizes: PairSizes) -> Outcome<Pair> {
-        self.make_pair_of(QpType::Rc, sizes)
-    }
-
-    /// As [`Plane::make_pair`], of any type.
     pub fn make_pair_of(&mut self, qp_type: QpType, sizes: PairSizes) -> Outcome<Pair> {
         let memory = self.block(sizes.bytes)?;
         let device = &self.device;

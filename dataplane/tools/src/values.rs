@@ -2,16 +2,23 @@
 
 use std::time::Duration;
 
-/// A byte count: digits, optionally followed by K, M or G (powers of 1024).
+/// A byte count as qperf has it: digits, and K, M, G or kib, mib, gib (powers of 1024), or k, m, g or kb, mb, gb (powers
+/// of 1000).
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let (digits, factor) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 1 << 30),
-        _ => (text, 1),
+    let wrong = || format!("{text:?} is not a number of bytes, such as 4096, 64K (65536) or 64k (64000)");
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let factor: u64 = match unit {
+        "" => 1,
+        "K" | "kib" | "KiB" => 1 << 10,
+        "M" | "mib" | "MiB" => 1 << 20,
+        "G" | "gib" | "GiB" => 1 << 30,
+        "k" | "kb" => 1000,
+        "m" | "mb" => 1_000_000,
+        "g" | "gb" => 1_000_000_000,
+        _ => return Err(wrong()),
     };
-    let number: u64 =
-        digits.parse().map_err(|_| format!("{text:?} is not a number of bytes, such as 4096 or 64K"))?;
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
     number.checked_mul(factor).ok_or_else(|| format!("{text:?} is too large"))
 }
 
@@ -48,7 +55,9 @@ mod tests {
     fn sizes() {
         assert_eq!(size("0"), Ok(0));
         assert_eq!(size("64K"), Ok(65536));
-        assert_eq!(size("8m"), Ok(8 << 20));
+        assert_eq!(size("8M"), Ok(8 << 20));
+        assert_eq!(size("8m"), Ok(8_000_000));
+        assert_eq!(size("2kb"), Ok(2000));
         assert_eq!(size("1G"), Ok(1 << 30));
         for bad in ["", "K", "-1", "1.5", "2G", "64KB", "99999999999999999999", "17179869184G", "\u{e4}"] {
             assert!(size(bad).is_err(), "{bad:?}");

@@ -1,124 +1,13 @@
 //! The tools as people run them: two processes, joined by shared memory or by the loopback interface.
 
+mod common;
+
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::net::TcpListener;
+use std::process::Command;
+use std::time::Duration;
 
-use serde_json::Value;
-
-/// Longest that one run may take.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A link, a TCP port and a place for files of its own.
-struct Place {
-    link: PathBuf,
-    port: u16,
-}
-
-impl Place {
-    fn new() -> Place {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let link =
-            std::env::temp_dir().join(format!("ferroce-tools-test-{}-{number}.link", std::process::id()));
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Place { link, port }
-    }
-
-    fn command(&self, tool: &str, words: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce-tools"));
-        command.args(tool.split_whitespace());
-        command.args([
-            "-d",
-            &format!("shm:{}", self.link.display()),
-            "-p",
-            &self.port.to_string(),
-            "--wait",
-            "20",
-        ]);
-        command.args(words.split_whitespace());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-
-    fn spawn(&self, tool: &str, words: &str) -> Run {
-        Run(Some(self.command(tool, words).spawn().unwrap()))
-    }
-
-    /// A server and a client with the same words.
-    fn both(&self, tool: &str, words: &str) -> (Output, Output) {
-        let server = self.spawn(tool, words);
-        let client = self.spawn(tool, &format!("{words} 127.0.0.1"));
-        (client.end(), server.end())
-    }
-
-    /// JSON of client and server.
-    fn json(&self, tool: &str, words: &str) -> (Value, Value) {
-        let (client, server) = self.both(tool, &format!("{words} --json"));
-        (parse(&client, words), parse(&server, words))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.link);
-        let _ = std::fs::remove_file(self.link.with_extension("link.lock"));
-    }
-}
-
-/// A process that does not outlive its test.
-struct Run(Option<Child>);
-
-impl Run {
-    fn end(mut self) -> Output {
-        let mut child = self.0.take().unwrap();
-        let deadline = Instant::now() + LIMIT;
-        while child.try_wait().unwrap().is_none() {
-            if Instant::now() >= deadline {
-                let _ = child.kill();
-                panic!("still running after {LIMIT:?}: {}", text(&child.wait_with_output().unwrap()));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        child.wait_with_output().unwrap()
-    }
-
-    fn kill(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn parse(output: &Output, words: &str) -> Value {
-    assert!(output.status.success(), "{words}: {}", text(output));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{words}: {e}: {}", text(output)))
-}
-
-fn number(value: &Value, key: &str) -> f64 {
-    value[key].as_f64().unwrap_or_else(|| panic!("{key} is {}", value[key]))
-}
-
-/// What one side's port sent is what the other one received: the tool's own counts are right.
-fn frames_agree(a: &Value, b: &Value) {
-    let count = |v: &Value, name: &str| v["port"][name].as_u64().unwrap();
-    assert_eq!(count(a, "tx_good_packets"), count(b, "rx_good_packets"));
-    assert_eq!(count(b, "tx_good_packets"), count(a, "rx_good_packets"));
-}
+use common::{Place, connect, frames_agree, number, parse, text};
 
 #[test]
 fn pingpong_with_checked_data() {
@@ -365,7 +254,7 @@ fn no_client_comes() {
 fn wrong_values_end_with_status_2() {
     for (tool, words, told) in [
         ("pingpong", "-m 2048 --netdev-mtu 1500", "largest 1024"),
-        ("perf send-lat", "--transport rdma -g 1", "unexpected argument"),
+        ("perf send-lat", "--transport rdma --gid 1", "unexpected argument"),
         ("pingpong", "-m 1500", "256, 512, 1024, 2048 and 4096"),
         ("pingpong", "--type ud -m 1024 -s 1025", "size: asked 1025, allowed 0 to 1024"),
         ("pingpong", "--type xrc", "rc, uc, ud"),
@@ -375,9 +264,31 @@ fn wrong_values_end_with_status_2() {
         ("pingpong", "-e --idle spin", "does not go with"),
         ("pingpong", "-g 7", "gid index: asked 7"),
         ("perf write-lat", "-s 0", "size: asked 0"),
-        ("perf send-lat", "-q 3", "qp: asked 3, allowed 1"),
-        ("perf atomic-lat", "", "send-lat, send-bw"),
-        ("perf send-lat", "-c UD", "not there yet"),
+        ("perf send-lat", "-q 5000", "qps: asked 5000, allowed 1 to 4096"),
+        ("perf swap-lat", "", "send-lat, send-bw"),
+        ("perf", "", "which test? Allowed are send-lat"),
+        ("perf send-lat", "-c XRC", "XRC is not there: allowed are RC, UC and UD"),
+        ("perf read-bw", "-c UC", "allowed RC for read"),
+        ("perf write-lat", "-c UD", "allowed RC or UC for write"),
+        ("perf send-lat", "-R", "-R, --rdma_cm: comes with the connection manager"),
+        ("perf send-lat", "--mcg 3", "-g, --mcg: comes with multicast"),
+        ("perf atomic-lat", "-s 16", "size: asked 16, allowed 8 bytes for atomics"),
+        ("perf atomic-bw", "-a", "cannot be changed"),
+        ("perf send-lat", "-b", "bidirectional"),
+        ("perf send-lat", "-l 2", "post_list"),
+        ("perf send-bw", "-l 3 -n 10", "a multiple of post_list 3"),
+        ("perf send-bw", "--rate_limit 0", "not a number above 0"),
+        ("perf send-bw", "--burst_size 4", "need --rate_limit"),
+        ("perf send-bw", "--open-loop --rate_limit 5", "open_loop"),
+        ("perf send-bw", "-D 4 -f 2", "margin"),
+        ("perf send-bw", "-e --idle spin", "does not go with --idle spin"),
+        ("perf send-bw", "--cpu_util", "needs -D"),
+        ("perf send-bw", "--sweep size:1:8:3", "VAR:FIRST:LAST:STEP"),
+        ("perf send-bw", "--sweep colour:1:8:*2", "allowed are size"),
+        ("perf send-bw", "--sweep outs:1:512:*2", "outs: asked 256, allowed 1 to 128"),
+        ("perf write-bw", "-q 4 --transport tcp", "qp: asked 4, allowed 1 over kernel sockets"),
+        ("perf atomic-bw", "--transport udp", "over kernel sockets"),
+        ("perf serve", "somewhere", "takes no HOST"),
         ("pingpong", "--core 4095", "core: asked 4095"),
         ("pingpong", "--fault loss=2", "loss"),
         ("pingpong", "--fault luck=1", "luck"),
@@ -440,17 +351,6 @@ fn a_reader_that_leaves_is_no_panic() {
     assert!(!text(&output).contains("panicked"), "{}", text(&output));
 }
 
-fn connect(port: u16) -> TcpStream {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stream) => return stream,
-            Err(error) => assert!(Instant::now() < deadline, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn strangers_are_named() {
     for (tool, said, told) in [
@@ -460,13 +360,16 @@ fn strangers_are_named() {
             "not a line of ibv_rc_pingpong",
         ),
         ("pingpong", b"0000:000011:", "after 12 of 52 bytes"),
-        ("perf send-lat", b"0000:000011:94fb34:\n", "does not speak ferroce perf"),
+        ("perf send-lat", b"0000:000011:94fb34:\n", "speaks neither ferroce perf nor perftest"),
+        ("perf send-lat", b"GET / HTTP/1.1\r\n", "speaks neither ferroce perf nor perftest: it sent \"GET /"),
+        ("perf send-lat", b"5.60\0\0\0\0\0\0\0\0\0\0\0\0", "5.70 or later"),
+        ("perf send-lat", b"{\"ferro\":7}\n", "does not speak ferroce perf"),
         (
             "perf send-lat",
             b"{\"ferroce_perf\":7,\"version\":\"8.0\"}\n",
             "speaks version 7 of ferroce perf (program \"8.0\")",
         ),
-        ("perf send-lat", b"{\"ferroce_perf\":1,\"version\":\"8.0\"}\n", "bad hello"),
+        ("perf send-lat", b"{\"ferroce_perf\":2,\"version\":\"8.0\"}\n", "bad hello"),
     ] {
         let place = Place::new();
         let server = place.spawn(tool, "");
@@ -483,10 +386,10 @@ fn strangers_are_named() {
     let client = place.spawn("perf send-lat", "127.0.0.1");
     let (mut stream, _) = listener.accept().unwrap();
     let _ = stream.read(&mut [0; 4096]).unwrap();
-    stream.write_all(b"{\"ferroce_perf\":2,\"version\":\"0.9\",\"error\":\"no\"}\n").unwrap();
+    stream.write_all(b"{\"ferroce_perf\":3,\"version\":\"0.9\",\"error\":\"no\"}\n").unwrap();
     let output = client.end();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output).contains("speaks version 2"), "{}", text(&output));
+    assert!(text(&output).contains("speaks version 3"), "{}", text(&output));
 }
 
 #[test]

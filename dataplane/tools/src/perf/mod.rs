@@ -1,141 +1,136 @@
-//! `perf`: SEND, WRITE and READ latency and bandwidth between two of ours, in perftest's form; the same over kernel TCP
-//! and UDP.
+//! `perf`: latency and bandwidth of SEND, WRITE, READ and atomics in perftest's form, with another one of ours or with
+//! perftest's own programs; the same over kernel TCP and UDP.
 //!
-//! The client decides the test; what the server was told explicitly must agree. A session is one TCP connection with
-//! lines of JSON ([`talk`]); each size is a test of its own with queue pairs of its own ([`session`]).
+//! | part | owns |
+//! |---|---|
+//! | [`options`], [`sweep`], [`batch`] | the command line |
+//! | [`plan`] | tests from options; a test as it travels |
+//! | [`session`] | one meeting: who the peer is, and the session that follows |
+//! | [`own`], [`talk`] | the conversation between two of ours: lines of JSON |
+//! | [`perftest`] | the conversation with perftest |
+//! | [`backend`], [`rdma`], [`events`], [`wait`] | running a test |
+//! | [`report`] | what is printed |
+//!
+//! Between two of ours the client decides the test; what the server was told explicitly must agree.
 
+mod backend;
+mod batch;
+mod events;
 mod options;
-mod print;
+mod own;
+mod perftest;
+mod plan;
 mod rdma;
+mod report;
 mod session;
+mod sweep;
 mod talk;
+mod wait;
 
-use ferroce_services::{PerfReport, PerfSpec, Role};
+use std::time::Duration;
+
+use ferroce_services::Role;
 
 use crate::fail::{Fail, Outcome};
 use crate::json;
+use crate::net::{self, Peer};
 use crate::plane::Plane;
-use crate::sock::{Kernel, SockTest, UdpEnd};
 pub use options::PerfArgs;
-use talk::Endpoint;
-
-/// One way to run tests: over RDMA or over kernel sockets.
-enum Backend {
-    Rdma(Box<rdma::Rdma>),
-    Socket(Box<Socket>),
-}
-
-struct Socket {
-    kernel: Kernel,
-    local: std::net::IpAddr,
-    remote: std::net::IpAddr,
-    core: Option<usize>,
-    test: Option<SockTest>,
-}
-
-impl Backend {
-    /// Prepares a test; the peer needs the answer.
-    fn open(&mut self, spec: PerfSpec) -> Outcome<Endpoint> {
-        match self {
-            Backend::Rdma(rdma) => rdma.open(spec),
-            Backend::Socket(socket) => {
-                let (test, port, end) = SockTest::open(socket.kernel, spec, socket.local, socket.core)?;
-                socket.test = Some(test);
-                Ok(match end {
-                    None => Endpoint::Tcp { port },
-                    Some(end) => {
-                        Endpoint::Udp { port: end.port, cookie: end.cookie, window_bytes: end.window_bytes }
-                    }
-                })
-            }
-        }
-    }
-
-    /// Connects and starts it.
-    fn start(&mut self, remote: &Endpoint) -> Outcome<()> {
-        match (self, remote) {
-            (Backend::Rdma(rdma), Endpoint::Rdma(remote)) => rdma.start(remote),
-            (Backend::Socket(socket), &Endpoint::Tcp { port }) => socket.start(port, None),
-            (Backend::Socket(socket), &Endpoint::Udp { port, cookie, window_bytes }) => {
-                socket.start(port, Some(UdpEnd { port, cookie, window_bytes }))
-            }
-            _ => Err(Fail::failed("the peer answered with the endpoint of another transport")),
-        }
-    }
-
-    /// The result, if there is one by now.
-    fn poll(&mut self) -> Option<Outcome<PerfReport>> {
-        match self {
-            Backend::Rdma(rdma) => rdma.poll(),
-            Backend::Socket(socket) => {
-                let remote = socket.remote;
-                let result = socket.test.as_mut()?.poll()?;
-                Some(result.map_err(|e| Fail::failed(format!("peer {remote}: {e}"))))
-            }
-        }
-    }
-
-    /// Asks a server's test to end.
-    fn ask_stop(&mut self) {
-        match self {
-            Backend::Rdma(rdma) => rdma.ask_stop(),
-            Backend::Socket(socket) => {
-                if let Some(test) = &mut socket.test {
-                    test.stop();
-                }
-            }
-        }
-    }
-
-    /// Ends the test and frees what it had.
-    fn close(&mut self) -> Outcome<()> {
-        match self {
-            Backend::Rdma(rdma) => rdma.close(),
-            Backend::Socket(socket) => {
-                socket.test = None;
-                Ok(())
-            }
-        }
-    }
-
-    fn plane(&self) -> Option<&Plane> {
-        match self {
-            Backend::Rdma(rdma) => Some(rdma.plane()),
-            Backend::Socket(_) => None,
-        }
-    }
-
-    fn core(&self) -> Option<usize> {
-        match self {
-            Backend::Rdma(rdma) => rdma.plane().core(),
-            Backend::Socket(socket) => socket.core,
-        }
-    }
-}
-
-impl Socket {
-    fn start(&mut self, port: u16, end: Option<UdpEnd>) -> Outcome<()> {
-        let remote = std::net::SocketAddr::new(self.remote, port);
-        match &mut self.test {
-            Some(test) => test.start(remote, end),
-            None => Err(Fail::failed("the test was not opened")),
-        }
-    }
-}
+use options::{Job, Test};
+use report::Teller;
 
 /// Runs the tool.
 pub fn run(args: &PerfArgs) -> Outcome<()> {
-    let role = if args.host.is_some() { Role::Client } else { Role::Server };
+    let job = args.job()?;
     args.check()?;
-    let outcome = session::run(args, role);
-    if let Ok(Some(plane)) = &outcome
-        && args.stats
-        && !args.json
-    {
-        json::print_counters(plane);
+    let mut plane = None;
+    let outcome = match &job {
+        Job::Server(test) => one_client(args, *test, &mut plane),
+        Job::Serve => any_clients(args, &mut plane),
+        Job::Client(test, host) => client(args, *test, host, &mut plane),
+        Job::Batch(file, host) => all_lines(args, file, host, &mut plane),
+    };
+    let Some(mut plane) = plane else { return outcome };
+    if outcome.is_ok() && args.report.stats && !args.report.json {
+        json::print_counters(&plane);
     }
-    match outcome? {
-        Some(mut plane) => plane.stop(),
-        None => Ok(()),
+    let stopped = plane.stop();
+    outcome.and(stopped)
+}
+
+fn client(args: &PerfArgs, test: Test, host: &str, plane: &mut Option<Plane>) -> Outcome<()> {
+    let mut teller = Teller::new(args);
+    session::client(args, test, host, plane, &mut teller)?;
+    teller.end()
+}
+
+fn listen(args: &PerfArgs, plane: &mut Option<Plane>) -> Outcome<std::net::TcpListener> {
+    // Listen first: a client that comes while the data plane starts is not refused.
+    let listener = net::listen(args.peer.port)?;
+    *plane = backend::open_plane(args, args.transport(), Role::Server)?;
+    Ok(listener)
+}
+
+fn one_client(args: &PerfArgs, test: Test, plane: &mut Option<Plane>) -> Outcome<()> {
+    // What is wrong in any case is told before a client comes.
+    plan::items(args, test, Role::Server, None)?;
+    let wait = args.peer.wait.unwrap_or(Duration::from_secs(60));
+    let listener = listen(args, plane)?;
+    let mut teller = Teller::new(args);
+    teller.waiting();
+    let mut peer = Peer::new(net::accept(&listener, (!wait.is_zero()).then_some(wait))?)?;
+    drop(listener);
+    session::server(args, Some(test), &mut peer, plane, &mut teller)?;
+    teller.end()
+}
+
+/// One client after the other, whatever becomes of each.
+fn any_clients(args: &PerfArgs, plane: &mut Option<Plane>) -> Outcome<()> {
+    let wait = args.peer.wait.filter(|wait| !wait.is_zero());
+    let listener = net::listen(args.peer.port)?;
+    let mut teller = Teller::new(args);
+    teller.waiting();
+    let mut served = 0;
+    while args.peer.clients.is_none_or(|most| served < most) {
+        let mut peer = Peer::new(net::accept(&listener, wait)?)?;
+        served += 1;
+        let outcome = session::server(args, None, &mut peer, plane, &mut teller).and_then(|()| teller.end());
+        if let Err(error) = outcome {
+            eprintln!("ferroce-tools perf: {error}");
+        }
+        // The other end of a link of two processes is gone with its client.
+        if let Some(mut old) = plane.take_if(|plane| !plane.outlives_peers()) {
+            old.stop()?;
+        }
+    }
+    Ok(())
+}
+
+/// The lines of a batch, one after the other; stops at the first that fails unless told otherwise.
+fn all_lines(args: &PerfArgs, file: &std::path::Path, host: &str, plane: &mut Option<Plane>) -> Outcome<()> {
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let lines = batch::read(file, &batch::general_words(words, host))?;
+    let mut failed = 0;
+    for line in &lines {
+        if !args.is_quiet() {
+            crate::out::say!("{}", line.text);
+        }
+        let outcome = client(&line.args, line.test, host, plane);
+        // Each line may name a port of its own.
+        if let Some(mut old) = plane.take() {
+            old.stop()?;
+        }
+        match outcome {
+            Ok(()) => {}
+            Err(error) if args.peer.keep_going => {
+                eprintln!("ferroce-tools perf: {}:{}: {error}", file.display(), line.number);
+                failed += 1;
+            }
+            Err(error) => return Err(Fail::failed(format!("{}:{}: {error}", file.display(), line.number))),
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        _ => Err(Fail::failed(format!("{failed} of {} tests failed", lines.len()))),
     }
 }

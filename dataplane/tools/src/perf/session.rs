@@ -1,358 +1,199 @@
-//! One session: hello, then a test per size, each with endpoints, `ready`, the test, `finished` from both.
+//! One meeting with a peer: who it is, then a session of ours or of perftest's.
+//!
+//! The data plane is opened by the caller and goes through: each meeting borrows it, so that a server of many clients and
+//! a batch keep it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ferroce_services::{PerfReport, PerfSpec, Role};
+use ferroce_services::Role;
+use ferroce_verbs::QpType;
 
-use super::options::Transport;
-use super::print::{self, Facts};
-use super::talk::{self, Endpoint, Hello, Message};
-use super::{Backend, PerfArgs, Socket, rdma};
+use super::backend::{Backend, open_plane};
+use super::options::{PeerKind, PerfArgs, Test, Transport};
+use super::own::{self, Session};
+use super::perftest::meet::{self, Met};
+use super::perftest::session::{self as foreign, Ground};
+use super::plan::{self, Ask, Item};
+use super::rdma::Rdma;
+use super::report::Teller;
+use super::talk::{self, Hello, Message};
 use crate::fail::{Fail, Outcome};
-use crate::json;
-use crate::net::{self, Look, Peer, STEP_LIMIT};
+use crate::net::{self, Peer, STEP_LIMIT};
 use crate::plane::Plane;
-use crate::sock::Kernel;
-use crate::watch::Pace;
 
-/// How long a server's test may take to end after the client's.
-const END_LIMIT: Duration = Duration::from_secs(2);
-
-/// Runs a session; gives back the data plane, if there was one, for its counters.
-pub fn run(args: &PerfArgs, role: Role) -> Outcome<Option<Plane>> {
-    match (&args.host, role) {
-        (Some(host), Role::Client) => client(args, host),
-        _ => server(args),
+/// A client's run of one test, of `-a` or of a sweep.
+pub fn client<'a>(
+    args: &'a PerfArgs,
+    test: Test,
+    host: &str,
+    plane: &mut Option<Plane>,
+    teller: &mut Teller<'a>,
+) -> Outcome<()> {
+    let wait = args.peer.wait.unwrap_or(Duration::from_secs(2));
+    // What is wrong in any case is told before anybody is asked.
+    plan::items(args, test, Role::Client, None)?;
+    if plane.is_none() {
+        *plane = open_plane(args, args.transport(), Role::Client)?;
     }
-}
-
-fn open_plane(args: &PerfArgs, transport: Transport, role: Role) -> Outcome<Option<Plane>> {
-    match transport {
-        Transport::Rdma => Ok(Some(Plane::open(&args.plane, role)?)),
-        Transport::Tcp | Transport::Udp => Ok(None),
-    }
-}
-
-/// What runs the tests. Where it cannot, the peer, which waits for an endpoint, is told why.
-fn backend(args: &PerfArgs, role: Role, plane: Option<Plane>, peer: &mut Peer) -> Outcome<Backend> {
-    let made = make_backend(args, role, plane, peer);
-    if let Err(error) = &made {
-        // If the peer is gone as well, our own reason is the one that counts.
-        let _ = talk::say(peer, &Message::Failed { error: error.to_string() });
-    }
-    made
-}
-
-fn make_backend(args: &PerfArgs, role: Role, plane: Option<Plane>, peer: &Peer) -> Outcome<Backend> {
-    let kernel = match (args.transport(), plane) {
-        (Transport::Rdma, Some(plane)) => {
-            return Ok(Backend::Rdma(Box::new(rdma::Rdma::new(plane, args, peer.remote_ip()?)?)));
+    let mut peer = Peer::new(net::connect(host, args.peer.port, wait)?)?;
+    let is_kernel = args.transport() != Transport::Rdma;
+    let kind = if is_kernel { PeerKind::Ferroce } else { args.peer.peer_kind };
+    match meet::call(&mut peer, kind)? {
+        Met::Perftest(_) => with_perftest(args, test, Role::Client, &mut peer, plane, teller),
+        Met::Ferroce => {
+            let items = own_items(args, test, plane.as_ref())?;
+            talk::ask(&mut peer, &own::hello(args.transport().name(), &items), STEP_LIMIT)?;
+            run_own(args, args.transport(), Role::Client, &mut peer, plane, &items, teller)
         }
-        (Transport::Rdma, None) => return Err(Fail::failed("no data plane was opened")),
-        (Transport::Tcp, _) => Kernel::Tcp,
-        (Transport::Udp, _) => Kernel::Udp,
-    };
-    let (local, remote) = (peer.local_ip()?, peer.remote_ip()?);
-    let core = args.plane.core_for(role)?;
-    Ok(Backend::Socket(Box::new(Socket { kernel, local, remote, core, test: None })))
-}
-
-fn hello(args: &PerfArgs) -> Hello {
-    let sizes = args.sizes();
-    let spec = args.spec(Role::Client, sizes.first().copied().unwrap_or(0));
-    Hello {
-        ferroce_perf: talk::VERSION,
-        version: env!("CARGO_PKG_VERSION").into(),
-        test: args.test.name(),
-        transport: args.transport().name().into(),
-        cq_mods: sizes.iter().map(|&size| args.spec(Role::Client, size).cq_mod).collect(),
-        sizes,
-        iters: spec.iters,
-        warmup: spec.warmup,
-        duration_ns: spec.duration_ns,
-        tx_depth: spec.tx_depth,
-        rx_depth: spec.rx_depth,
-        inline_bytes: spec.inline_bytes,
-        seed: spec.seed,
-        check_data: spec.check_data,
     }
 }
 
-/// The test that a hello asks of the side in `role`.
-fn spec_of(hello: &Hello, args: &PerfArgs, role: Role, index: usize) -> Outcome<PerfSpec> {
-    let (Some(&size), Some(&cq_mod)) = (hello.sizes.get(index), hello.cq_mods.get(index)) else {
-        return Err(Fail::failed("the client's hello has fewer moderations than sizes"));
+fn own_items(args: &PerfArgs, test: Test, plane: Option<&Plane>) -> Outcome<Vec<Item>> {
+    let carries = match plane {
+        // Only datagrams have sizes that depend on it; where the port cannot say, the test does.
+        Some(plane) if args.load.connection == Some(QpType::Ud) => Some(plane.path_mtu(args.path.mtu)?),
+        _ => None,
     };
-    let spec = PerfSpec {
-        iters: hello.iters,
-        warmup: hello.warmup,
-        duration_ns: hello.duration_ns,
-        tx_depth: hello.tx_depth,
-        rx_depth: hello.rx_depth,
-        cq_mod,
-        inline_bytes: hello.inline_bytes,
-        seed: hello.seed,
-        check_data: hello.check_data,
-        ..PerfSpec::new(args.test.op, args.test.mode, role, size)
-    };
-    spec.check().map_err(|e| Fail::failed(e.to_string()))?;
-    Ok(spec)
+    let mut items = plan::items(args, test, Role::Client, carries)?;
+    // Two of ours make queue pairs for each size.
+    items.iter_mut().for_each(|item| item.spec.largest = item.spec.size);
+    Ok(items)
 }
 
-/// Most sizes of one session.
-const MOST_SIZES: usize = 64;
-
-/// Why a server told `args` does not serve `hello`; names both sides.
-fn disagreement(args: &PerfArgs, hello: &Hello) -> Option<String> {
-    fn differ<T: PartialEq + std::fmt::Debug>(name: &str, told: Option<T>, asked: T) -> Option<String> {
-        let told = told?;
-        (told != asked).then(|| format!("{name}: the server was told {told:?}, the client {asked:?}"))
+/// A server's one meeting. `test` is what it was told, if anything.
+pub fn server<'a>(
+    args: &'a PerfArgs,
+    test: Option<Test>,
+    peer: &mut Peer,
+    plane: &mut Option<Plane>,
+    teller: &mut Teller<'a>,
+) -> Outcome<()> {
+    match (meet::answer(peer, args.peer.peer_kind)?, test) {
+        (Met::Perftest(_), Some(test)) if args.transport() == Transport::Rdma => {
+            with_perftest(args, test, Role::Server, peer, plane, teller)
+        }
+        (Met::Perftest(_), None) => Err(Fail::failed(format!(
+            "client {} is a program of perftest, which does not say which test it runs: start the server of the \
+             same test, as in `ferroce perf send-lat`",
+            peer.name()
+        ))),
+        (Met::Perftest(_), Some(_)) => Err(Fail::failed(format!(
+            "client {} is a program of perftest, which needs --transport rdma",
+            peer.name()
+        ))),
+        (Met::Ferroce, test) => serve_own(args, test, peer, plane, teller),
     }
-    if hello.sizes.is_empty() || hello.sizes.len() > MOST_SIZES {
-        return Some(format!("sizes: asked {}, allowed 1 to {MOST_SIZES}", hello.sizes.len()));
-    }
-    let sizes = (args.size.is_some() || args.all).then(|| args.sizes());
-    let duration = args.duration.map(|d| u64::try_from(d.as_nanos()).ok());
-    let (test, transport) = (args.test.name(), args.transport().name().to_string());
-    differ("test", Some(test), hello.test.clone())
-        .or_else(|| differ("transport", Some(transport), hello.transport.clone()))
-        .or_else(|| differ("size", sizes, hello.sizes.clone()))
-        .or_else(|| differ("iters", args.iters, hello.iters))
-        .or_else(|| differ("duration", duration, hello.duration_ns))
-        .or_else(|| differ("warmup", args.warmup, hello.warmup))
-        .or_else(|| differ("tx-depth", args.tx_depth, hello.tx_depth))
-        .or_else(|| differ("rx-depth", args.rx_depth, hello.rx_depth))
-        .or_else(|| differ("cq-mod", args.cq_mod, hello.cq_mods.first().copied().unwrap_or(0)))
-        .or_else(|| differ("inline_size", args.inline_size, hello.inline_bytes))
-        .or_else(|| differ("seed", args.seed, hello.seed))
-        .or_else(|| differ("data_validation", args.check.then_some(true), hello.check_data))
 }
 
-fn server(args: &PerfArgs) -> Outcome<Option<Plane>> {
-    let wait = args.wait.unwrap_or(Duration::from_secs(60));
-    let listener = net::listen(args.port)?;
-    let plane = open_plane(args, args.transport(), Role::Server)?;
-    if !args.json {
-        crate::out::say!(
-            "\n************************************\n* Waiting for client to connect... *\n************************************"
-        );
-    }
-    let mut peer = Peer::new(net::accept(&listener, (!wait.is_zero()).then_some(wait))?)?;
-    drop(listener);
-    let heard = talk::hear(&mut peer, STEP_LIMIT);
-    let error = match &heard {
-        Ok(hello) => disagreement(args, hello),
-        Err(error) => Some(error.to_string()),
-    };
-    let answered = talk::answer(&mut peer, error.clone());
-    let hello = heard?;
-    if let Some(error) = error {
-        return Err(Fail::failed(format!("client {}: {error}", peer.name())));
-    }
+fn serve_own<'a>(
+    args: &'a PerfArgs,
+    test: Option<Test>,
+    peer: &mut Peer,
+    plane: &mut Option<Plane>,
+    teller: &mut Teller<'a>,
+) -> Outcome<()> {
+    let heard = talk::hear(peer, STEP_LIMIT).and_then(|hello| {
+        let sizes = told_sizes(args, test)?;
+        match own::disagreement(args, test.map(|t| t.to_string()), sizes, &hello) {
+            None => Ok(hello),
+            Some(text) => Err(Fail::failed(text)),
+        }
+    });
+    let understood = heard.and_then(|hello| {
+        let asked = |ask: &Ask| ask.item(Role::Server);
+        let items = hello.tests.iter().map(asked).collect::<Outcome<Vec<Item>>>()?;
+        Ok((hello, items))
+    });
+    let answered = talk::answer(peer, understood.as_ref().err().map(ToString::to_string));
+    let (hello, mut items) = understood.map_err(|e| Fail::failed(format!("client {}: {e}", peer.name())))?;
     answered?;
-    let backend = backend(args, Role::Server, plane, &mut peer)?;
-    Session { args, hello, role: Role::Server, peer, backend, titled: false }.whole()
+    let transport = transport_of(&hello);
+    items.iter_mut().for_each(|item| overrule(args, item));
+    run_own(args, transport, Role::Server, peer, plane, &items, teller)
 }
 
-fn client(args: &PerfArgs, host: &str) -> Outcome<Option<Plane>> {
-    let wait = args.wait.unwrap_or(Duration::from_secs(2));
-    let plane = open_plane(args, args.transport(), Role::Client)?;
-    let mut peer = Peer::new(net::connect(host, args.port, wait)?)?;
-    let hello = hello(args);
-    talk::ask(&mut peer, &hello, STEP_LIMIT)?;
-    let backend = backend(args, Role::Client, plane, &mut peer)?;
-    Session { args, hello, role: Role::Client, peer, backend, titled: false }.whole()
+/// Sizes that the server was told.
+fn told_sizes(args: &PerfArgs, test: Option<Test>) -> Outcome<Option<Vec<u32>>> {
+    let load = &args.load;
+    let told = load.size.is_some() || load.all || load.sweep.is_some();
+    match (told, test) {
+        (true, Some(test)) => {
+            let items = plan::items(args, test, Role::Server, None)?;
+            Ok(Some(items.iter().map(|item| item.spec.size).collect()))
+        }
+        (true, None) => Ok(load.size.map(|size| vec![size])),
+        (false, _) => Ok(None),
+    }
 }
 
-struct Session<'s> {
-    args: &'s PerfArgs,
-    hello: Hello,
+/// What concerns our own side alone and was told explicitly.
+fn overrule(args: &PerfArgs, item: &mut Item) {
+    let path = &args.path;
+    item.path.mtu = path.mtu.or(item.path.mtu);
+    item.path.reads = path.outs.or(item.path.reads);
+    item.path.marks.sl = path.sl.unwrap_or(item.path.marks.sl);
+    item.path.marks.traffic_class = path.tos.unwrap_or(item.path.marks.traffic_class);
+    item.path.marks.flow_label = path.flow_label.unwrap_or(item.path.marks.flow_label);
+    item.path.marks.hop_limit = path.hop_limit.or(item.path.marks.hop_limit);
+    item.path.timeout = path.qp_timeout.unwrap_or(item.path.timeout);
+    item.path.retries = path.retry_count.unwrap_or(item.path.retries);
+}
+
+fn transport_of(hello: &Hello) -> Transport {
+    match hello.transport.as_str() {
+        "tcp" => Transport::Tcp,
+        "udp" => Transport::Udp,
+        _ => Transport::Rdma,
+    }
+}
+
+fn run_own<'a>(
+    args: &'a PerfArgs,
+    transport: Transport,
     role: Role,
-    peer: Peer,
-    backend: Backend,
-    titled: bool,
+    peer: &mut Peer,
+    plane: &mut Option<Plane>,
+    items: &[Item],
+    teller: &mut Teller<'a>,
+) -> Outcome<()> {
+    let made = match (plane.is_none(), transport) {
+        (true, Transport::Rdma) => open_plane(args, transport, role).map(|opened| *plane = opened),
+        _ => Ok(()),
+    };
+    let made = made.and_then(|()| Backend::make(args, transport, role, plane, peer));
+    let mut backend = match made {
+        Ok(backend) => backend,
+        Err(error) => {
+            // The peer waits for an endpoint. If it is gone as well, our own reason is the one that counts.
+            let _ = talk::say(peer, &Message::Failed { error: error.to_string() });
+            return Err(error);
+        }
+    };
+    let outcome = Session { args, role, peer, backend: &mut backend, teller }.run(items);
+    if let Some(back) = backend.into_plane() {
+        *plane = Some(back);
+    }
+    outcome
 }
 
-impl Session<'_> {
-    /// All sizes. A failure is told to the peer, which may wait for something else.
-    fn whole(mut self) -> Outcome<Option<Plane>> {
-        for index in 0..self.hello.sizes.len() {
-            if let Err(error) = self.one(index) {
-                let _ = talk::say(&mut self.peer, &Message::Failed { error: error.to_string() });
-                return Err(error);
-            }
+fn with_perftest<'a>(
+    args: &'a PerfArgs,
+    test: Test,
+    role: Role,
+    peer: &mut Peer,
+    plane: &mut Option<Plane>,
+    teller: &mut Teller<'a>,
+) -> Outcome<()> {
+    let like = peer.remote_ip()?;
+    let taken = plane.take().ok_or_else(|| Fail::failed("no data plane was opened"))?;
+    let mut rdma = match Rdma::new(taken, args.path.gid_index, like) {
+        Ok(rdma) => rdma,
+        Err((error, back)) => {
+            *plane = Some(*back);
+            return Err(error);
         }
-        if !self.args.json {
-            crate::out::say!("{}", print::RULE);
-        }
-        Ok(match self.backend {
-            Backend::Rdma(rdma) => Some(rdma.into_plane()),
-            Backend::Socket(_) => None,
-        })
-    }
-
-    fn one(&mut self, index: usize) -> Outcome<()> {
-        let spec = spec_of(&self.hello, self.args, self.role, index)?;
-        let result = self.test(spec);
-        let closed = self.backend.close();
-        result.and(closed)
-    }
-
-    fn test(&mut self, spec: PerfSpec) -> Outcome<()> {
-        let remote = match self.role {
-            Role::Client => {
-                let endpoint = self.backend.open(spec)?;
-                talk::say(&mut self.peer, &Message::Endpoint { size: spec.size, endpoint })?;
-                let remote = self.hear_endpoint(spec.size)?;
-                match talk::listen(&mut self.peer, STEP_LIMIT, "its ready")? {
-                    Message::Ready => {}
-                    other => return Err(self.strange(&other, "its ready")),
-                }
-                self.backend.start(&remote)?;
-                remote
-            }
-            Role::Server => {
-                let remote = self.hear_endpoint(spec.size)?;
-                let endpoint = self.backend.open(spec)?;
-                talk::say(&mut self.peer, &Message::Endpoint { size: spec.size, endpoint })?;
-                self.backend.start(&remote)?;
-                talk::say(&mut self.peer, &Message::Ready)?;
-                remote
-            }
-        };
-        self.tell_start(&spec, &remote);
-        let report = match self.role {
-            Role::Client => self.lead()?,
-            Role::Server => self.follow(&spec)?,
-        };
-        self.tell(&report, &remote);
-        Ok(())
-    }
-
-    fn strange(&self, message: &Message, what: &str) -> Fail {
-        Fail::failed(format!("peer {} said {message:?} instead of {what}", self.peer.name()))
-    }
-
-    fn hear_endpoint(&mut self, size: u32) -> Outcome<Endpoint> {
-        match talk::listen(&mut self.peer, STEP_LIMIT, "its endpoint")? {
-            Message::Endpoint { size: theirs, endpoint } if theirs == size => Ok(endpoint),
-            other => Err(self.strange(&other, "its endpoint")),
-        }
-    }
-
-    /// Client: waits for the own end, then for the server's.
-    fn lead(&mut self) -> Outcome<PerfReport> {
-        let mut pace = Pace::new();
-        let report = loop {
-            if let Some(result) = self.backend.poll() {
-                break result?;
-            }
-            match self.peer.look() {
-                Look::Quiet => pace.sleep(),
-                Look::Closed => return Err(self.deserted()),
-                Look::Data => {
-                    let message = talk::listen(&mut self.peer, STEP_LIMIT, "the end")?;
-                    return Err(self.strange(&message, "nothing: the test still runs"));
-                }
-            }
-        };
-        talk::say(&mut self.peer, &Message::Finished)?;
-        match talk::listen(&mut self.peer, STEP_LIMIT, "its finish")? {
-            Message::Finished => Ok(report),
-            other => Err(self.strange(&other, "its finish")),
-        }
-    }
-
-    /// The peer's process is gone. The transport tells in its own time what it thinks of that; this is sooner.
-    fn deserted(&mut self) -> Fail {
-        // A queue pair that failed at the same moment knows more: the last PSN.
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while Instant::now() < deadline {
-            if let Some(Err(error)) = self.backend.poll() {
-                return Fail::failed(format!(
-                    "peer {} closed the connection during the test; {error}",
-                    self.peer.name()
-                ));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let position = match &self.backend {
-            Backend::Rdma(rdma) => rdma.position().map(|p| format!("; {p}")),
-            Backend::Socket(_) => None,
-        };
-        let position = position.unwrap_or_default();
-        Fail::failed(format!("peer {} closed the connection during the test{position}", self.peer.name()))
-    }
-
-    /// Server: the client says when it has finished.
-    fn follow(&mut self, spec: &PerfSpec) -> Outcome<PerfReport> {
-        let mut pace = Pace::new();
-        let mut report = None;
-        loop {
-            if report.is_none() {
-                report = self.backend.poll().transpose()?;
-            }
-            match self.peer.look() {
-                Look::Quiet => pace.sleep(),
-                Look::Closed => return Err(self.deserted()),
-                Look::Data => break,
-            }
-        }
-        match talk::listen(&mut self.peer, STEP_LIMIT, "its finish")? {
-            Message::Finished => {}
-            other => return Err(self.strange(&other, "its finish")),
-        }
-        let endless = spec.is_passive() || spec.duration_ns.is_some();
-        if endless && matches!(self.backend, Backend::Rdma(_)) {
-            self.backend.ask_stop();
-        }
-        let deadline = Instant::now() + END_LIMIT;
-        let report = loop {
-            if let Some(report) = report {
-                break report;
-            }
-            report = self.backend.poll().transpose()?;
-            if Instant::now() >= deadline {
-                return Err(Fail::failed("the client has finished, but its messages did not all arrive"));
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        };
-        self.backend.ask_stop();
-        talk::say(&mut self.peer, &Message::Finished)?;
-        Ok(report)
-    }
-
-    fn facts<'f>(&'f self, remote: &Endpoint) -> Facts<'f> {
-        let ends = match (&self.backend, remote) {
-            (Backend::Rdma(rdma), Endpoint::Rdma(remote)) => rdma.ends(remote),
-            _ => None,
-        };
-        Facts {
-            args: self.args,
-            role: self.role,
-            peer: self.peer.name(),
-            plane: self.backend.plane(),
-            core: self.backend.core(),
-            ends,
-        }
-    }
-
-    fn tell_start(&mut self, spec: &PerfSpec, remote: &Endpoint) {
-        if self.args.json || self.titled {
-            return;
-        }
-        self.titled = true;
-        if let Some(plane) = self.backend.plane() {
-            plane.fallbacks().iter().for_each(|f| eprintln!("{}", json::fallback_line(f)));
-        }
-        print::header(spec, &self.facts(remote));
-    }
-
-    fn tell(&self, report: &PerfReport, remote: &Endpoint) {
-        if self.args.json {
-            json::print(&print::row(report, &self.facts(remote)));
-        } else if self.role == Role::Client {
-            crate::out::say!("{}", print::line(report, self.args));
-        }
-    }
+    };
+    let outcome = foreign::run(Ground { args, test, role, peer, rdma: &mut rdma, teller });
+    *plane = Some(rdma.into_plane());
+    outcome
 }

@@ -5,47 +5,32 @@
 
 use std::time::Duration;
 
+use ferroce_services::PerfReport;
 use serde::{Deserialize, Serialize};
 
+use super::plan::Ask;
 use crate::fail::{Fail, Outcome};
 use crate::net::{Peer, excerpt};
 
 /// Version of this conversation.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Longest line.
 const LONGEST: usize = 64 * 1024;
 
+/// Most tests of one session.
+pub const MOST_TESTS: usize = 256;
+
 /// What the client wants; a server's explicit options must agree.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// Version of the conversation.
     pub ferroce_perf: u64,
     /// Version of the program.
     pub version: String,
-    /// `send-lat` and so on.
-    pub test: String,
     /// `rdma`, `tcp` or `udp`.
     pub transport: String,
-    /// One test per size.
-    pub sizes: Vec<u32>,
-    /// Messages measured.
-    pub iters: u64,
-    /// Messages before.
-    pub warmup: u64,
-    /// Instead of a count.
-    pub duration_ns: Option<u64>,
-    /// Depths and moderation.
-    pub tx_depth: u32,
-    /// As above.
-    pub rx_depth: u32,
-    /// One per size.
-    pub cq_mods: Vec<u32>,
-    /// Inline limit.
-    pub inline_bytes: u32,
-    /// Seed of the data.
-    pub seed: u64,
-    /// Compare data.
-    pub check_data: bool,
+    /// One after the other.
+    pub tests: Vec<Ask>,
 }
 
 /// The server's answer.
@@ -63,7 +48,7 @@ pub struct HelloAnswer {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Endpoint {
-    /// A queue pair.
+    /// Queue pairs.
     Rdma(RdmaEnd),
     /// A TCP port to connect to; 0 on the client.
     Tcp {
@@ -81,40 +66,78 @@ pub enum Endpoint {
     },
 }
 
-/// A queue pair and its memory.
+/// Queue pairs and their memory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RdmaEnd {
+    /// The queue pairs, in order.
+    pub qps: Vec<QpEnd>,
+    /// Address, as an IPv6 address.
+    pub gid: String,
+    /// Largest path MTU in bytes.
+    pub mtu: u32,
+    /// READs and atomics outstanding.
+    pub reads: u8,
+}
+
+/// One queue pair and its memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QpEnd {
     /// Queue pair number.
     pub qpn: u32,
     /// First PSN.
     pub psn: u32,
-    /// Address, as an IPv6 address.
-    pub gid: String,
     /// Key of the memory.
     pub rkey: u32,
     /// Its first byte.
     pub addr: u64,
-    /// Largest path MTU in bytes.
-    pub mtu: u32,
-    /// READs that it serves at once.
-    pub reads: u8,
+}
+
+/// What a side measured.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// Messages.
+    pub messages: u64,
+    /// In that time.
+    pub elapsed_ns: u64,
+    /// 10^9 bytes per second.
+    pub gbytes_per_s: f64,
+    /// Best window.
+    pub gbytes_per_s_peak: Option<f64>,
+    /// Messages per second.
+    pub msgs_per_s: f64,
+}
+
+impl Measured {
+    /// Of a report.
+    pub fn of(report: &PerfReport) -> Self {
+        Measured {
+            messages: report.messages,
+            elapsed_ns: report.elapsed_ns,
+            gbytes_per_s: report.gbytes_per_s,
+            gbytes_per_s_peak: report.peak_gbytes_per_s,
+            msgs_per_s: report.msgs_per_s,
+        }
+    }
 }
 
 /// Everything after the hellos.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Message {
     /// One side of the next test.
     Endpoint {
-        /// Its size, to be sure.
-        size: u32,
+        /// Its place in the hello's list, to be sure.
+        test: usize,
         /// The side.
         endpoint: Endpoint,
     },
     /// The server is connected and serves.
     Ready,
     /// This side has finished the test.
-    Finished,
+    Finished {
+        /// What it measured, if it measures.
+        measured: Option<Measured>,
+    },
     /// This side gives up.
     Failed {
         /// Why.
@@ -193,26 +216,19 @@ mod tests {
 
     #[test]
     fn messages_are_these_texts() {
-        let rdma = RdmaEnd {
-            qpn: 17,
-            psn: 5,
-            gid: "::ffff:10.9.0.1".into(),
-            rkey: 9,
-            addr: 4096,
-            mtu: 1024,
-            reads: 16,
-        };
+        let qp = QpEnd { qpn: 17, psn: 5, rkey: 9, addr: 4096 };
+        let rdma = RdmaEnd { qps: vec![qp], gid: "::ffff:10.9.0.1".into(), mtu: 1024, reads: 16 };
         for (message, text) in [
             (Message::Ready, r#"{"type":"ready"}"#),
-            (Message::Finished, r#"{"type":"finished"}"#),
+            (Message::Finished { measured: None }, r#"{"type":"finished","measured":null}"#),
             (Message::Failed { error: "no".into() }, r#"{"type":"failed","error":"no"}"#),
             (
-                Message::Endpoint { size: 64, endpoint: Endpoint::Tcp { port: 7 } },
-                r#"{"type":"endpoint","size":64,"endpoint":{"tcp":{"port":7}}}"#,
+                Message::Endpoint { test: 0, endpoint: Endpoint::Tcp { port: 7 } },
+                r#"{"type":"endpoint","test":0,"endpoint":{"tcp":{"port":7}}}"#,
             ),
             (
-                Message::Endpoint { size: 64, endpoint: Endpoint::Rdma(rdma) },
-                r#"{"type":"endpoint","size":64,"endpoint":{"rdma":{"qpn":17,"psn":5,"gid":"::ffff:10.9.0.1","rkey":9,"addr":4096,"mtu":1024,"reads":16}}}"#,
+                Message::Endpoint { test: 2, endpoint: Endpoint::Rdma(rdma) },
+                r#"{"type":"endpoint","test":2,"endpoint":{"rdma":{"qps":[{"qpn":17,"psn":5,"rkey":9,"addr":4096}],"gid":"::ffff:10.9.0.1","mtu":1024,"reads":16}}}"#,
             ),
         ] {
             assert_eq!(serde_json::to_string(&message).unwrap(), text);
@@ -223,9 +239,9 @@ mod tests {
     #[test]
     fn other_versions_and_other_programs_are_named() {
         let refused = |line: &[u8]| versioned::<Hello>("10.0.0.1:5", line).unwrap_err().to_string();
-        let other = refused(br#"{"ferroce_perf":2,"version":"9.9","new":true}"#);
+        let other = refused(br#"{"ferroce_perf":3,"version":"9.9","new":true}"#);
         assert!(
-            other.contains("version 2") && other.contains("9.9") && other.contains("version 1"),
+            other.contains("version 3") && other.contains("9.9") && other.contains("version 2"),
             "{other}"
         );
         for strange in [
@@ -233,11 +249,11 @@ mod tests {
             b"0000:000011:94fb34:",
             b"[]",
             b"{}",
-            br#"{"ferroce_perf":"1"}"#,
+            br#"{"ferroce_perf":"2"}"#,
             b"\xff\0",
         ] {
             assert!(refused(strange).contains("does not speak ferroce perf"), "{strange:?}");
         }
-        assert!(refused(br#"{"ferroce_perf":1}"#).contains("bad hello"));
+        assert!(refused(br#"{"ferroce_perf":2}"#).contains("bad hello"));
     }
 }
