@@ -10,7 +10,7 @@ use ferroce_transport::{Completion, DropReason, Instant, Notice, Qp, Srq, Transm
 use ferroce_verbs::{
     PostError, QpInfo, QpModify, QpState, RecvWr, SendFlags, SendOp, SendWr, Sge, SrqInitAttr, UdDest,
 };
-use ferroce_wire::{Op, Packet, Service, check_frame};
+use ferroce_wire::{Ip, Op, Packet, Service, check_frame};
 
 use super::buffer::{BYTES, Buffer, PD, PLANS, Plan};
 use super::frame::Frame;
@@ -101,6 +101,7 @@ impl Host {
             match modify {
                 QpModify::ToReset => self.model.reset(),
                 QpModify::ToRts(rts) => self.model.start(rts.sq_psn, rts.timeout),
+                QpModify::ToSqd => self.model.drained = false,
                 QpModify::Change(change) => {
                     self.model.timed &= change.timeout.is_none() && change.max_rd_atomic.is_none();
                 }
@@ -233,6 +234,10 @@ impl Host {
         let Ok(packet) = check_frame(frame) else { return };
         let start = usize::from(packet.payload_offset);
         let bytes = &frame[start..start + usize::from(packet.payload_len)];
+        if self.qp.service() == Service::Ud {
+            // What is in the queue then is what the datagram will be in.
+            self.complete(1000);
+        }
         let (first, second) = bytes.split_at(cut.min(bytes.len()));
         let mut payload = Payload::from_slice(first);
         assert!(payload.push_slice(second));
@@ -264,6 +269,33 @@ impl Host {
         }
         if taken.is_ok() && !packet.headers.bth.opcode.is_response() {
             self.model.last_taken = Some(packet.headers.bth.psn);
+            self.check_placed(&packet, frame, bytes);
+        }
+    }
+
+    /// The bytes of a datagram, or of a WRITE in one packet, are where they belong.
+    fn check_placed(&self, packet: &Packet, frame: &[u8], payload: &[u8]) {
+        let opcode = packet.headers.bth.opcode;
+        if opcode.service() == Service::Ud {
+            let Some(Recv { sges, .. }) = self.model.recvs.front().filter(|recv| recv.sges.len() == 1) else {
+                return;
+            };
+            let Some(place) = self.places(sges).pop() else { return };
+            let ip = usize::from(packet.ip_offset);
+            let header = match packet.headers.ip {
+                Ip::V4 { .. } => [&[0; 20], &frame[ip..ip + 20]].concat(),
+                Ip::V6 { .. } => frame[ip..ip + 40].to_vec(),
+            };
+            assert_eq!(self.bytes[place.clone()][..40], header, "the GRH area of {packet}");
+            assert_eq!(self.bytes[place][40..40 + payload.len()], *payload, "{packet}");
+        }
+        let reth = packet.headers.ext.reth.filter(|reth| reth.len.0 as usize == payload.len());
+        if let (Some(reth), Op::Write) = (reth, opcode.op()) {
+            let of = |(_, info): &&(Plan, Option<MrInfo>)| info.is_some_and(|info| info.rkey == reth.rkey);
+            if let (Some((plan, _)), false) = (self.regions.iter().find(of), payload.is_empty()) {
+                let start = plan.offset + (reth.addr.0 - plan.iova) as usize;
+                assert_eq!(self.bytes[start..start + payload.len()], *payload, "{packet}");
+            }
         }
     }
 
@@ -314,7 +346,7 @@ impl Host {
     }
 
     /// Whoever has nothing to send and waits for an answer has set a time to look again.
-    fn check_waiting(&self, answer: Transmit) {
+    fn check_waiting(&mut self, answer: Transmit) {
         let (info, timer) = (self.qp.info(), self.qp.poll_timeout());
         match answer {
             Transmit::Idle
@@ -324,6 +356,10 @@ impl Host {
                     && self.model.timed =>
             {
                 assert!(timer.is_some(), "waits for ever: {info:?}");
+            }
+            Transmit::Idle if info.state == QpState::Rts && self.qp.service() != Service::Rc => {
+                self.complete(1000);
+                assert!(self.model.sends.is_empty(), "not sent: {:?}", self.model.sends);
             }
             Transmit::Later(until) => {
                 assert!(until > self.now && timer.is_some(), "later is now, or never: {until:?} {timer:?}");
@@ -370,9 +406,19 @@ impl Host {
                 Some(Notice::LastWqeReached) => {
                     assert!(self.model.recvs.is_empty() && self.setup.attr.srq.is_some());
                 }
-                Some(Notice::CommEst | Notice::Drained) => {}
+                Some(Notice::Drained) => self.model.drained = true,
+                Some(Notice::CommEst) => {}
                 None => break,
             }
+        }
+        let info = self.qp.info();
+        let idle = match self.qp.service() {
+            Service::Rc => info.una_psn == info.sq_psn,
+            Service::Ud => true,
+            Service::Uc | Service::Cnp => false,
+        };
+        if info.state == QpState::Sqd && idle && !self.model.imported {
+            assert!(self.model.drained, "drained, and nobody was told");
         }
         self.settled(&[], "a completion");
         read

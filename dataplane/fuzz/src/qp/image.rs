@@ -26,9 +26,9 @@ pub fn run(data: &[u8]) {
         image.extend_from_slice(input.bytes(len));
     } else {
         steps::bring_up(&mut host, &mut input);
-        let (count, mut last) = (input.below(24), Vec::new());
+        let (count, mut past) = (input.below(24), steps::Past::default());
         for _ in 0..count {
-            steps::step(&mut host, &mut last, &mut input);
+            steps::step(&mut host, &mut past, &mut input);
         }
         host.qp.export(&mut image);
         for _ in 0..input.below(8) {

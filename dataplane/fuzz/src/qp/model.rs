@@ -66,6 +66,8 @@ pub struct Model {
     /// Went to ERR by itself, and how often that was told.
     pub broke: bool,
     told: u32,
+    /// Since it came to SQD, that it is drained was told.
+    pub drained: bool,
     /// Its ACK timeout was never infinite.
     pub timed: bool,
 }

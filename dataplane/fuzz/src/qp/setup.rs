@@ -193,7 +193,9 @@ pub fn modify(setup: &Setup, input: &mut Input<'_>) -> QpModify {
 }
 
 fn change(input: &mut Input<'_>) -> QpChange {
-    let which = input.u16();
+    // Mostly one of them: one that is not allowed spoils the rest.
+    let shape = input.u8();
+    let which = if shape < 0xe0 { 1 << (shape % 10) } else { input.u16() };
     let mut bit = 0;
     let mut on = || {
         bit += 1;
@@ -207,8 +209,8 @@ fn change(input: &mut Input<'_>) -> QpChange {
         timeout: on().then(|| input.u8() & 31),
         retry_cnt: on().then(|| input.u8() & 7),
         rnr_retry: on().then(|| input.u8() & 7),
-        max_rd_atomic: on().then(|| input.u8()),
-        max_dest_rd_atomic: on().then(|| input.u8()),
+        max_rd_atomic: on().then(|| input.u8() >> 1),
+        max_dest_rd_atomic: on().then(|| input.u8() >> 1 & 15),
         min_rnr_timer: on().then(|| input.u8() & 31),
     }
 }

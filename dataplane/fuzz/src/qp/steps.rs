@@ -189,52 +189,71 @@ fn tables(host: &mut Host, input: &mut Input<'_>) {
     }
 }
 
-/// One step of a queue pair whose peer is the fuzzer. `last` is the last frame that arrived.
-pub fn step(host: &mut Host, last: &mut Vec<u8>, input: &mut Input<'_>) {
-    match input.below(20) {
+/// The last frames that arrived.
+#[derive(Default)]
+pub struct Past {
+    frames: [Vec<u8>; 4],
+    next: usize,
+}
+
+impl Past {
+    fn push(&mut self, frame: Vec<u8>) {
+        self.frames[self.next % 4] = frame;
+        self.next += 1;
+    }
+}
+
+/// One step of a queue pair whose peer is the fuzzer.
+pub fn step(host: &mut Host, past: &mut Past, input: &mut Input<'_>) {
+    match input.below(24) {
         0..=5 => {
             if let Some(frame) = craft(host, input) {
                 host.deliver(&frame, input.below(8) * 40);
-                *last = frame;
+                past.push(frame);
             }
         }
         6 => {
             let frame = raw(host, input);
             host.deliver(&frame, 0);
-            *last = frame;
+            past.push(frame);
         }
-        7 => host.deliver(last, 0),
+        7 | 20 => host.deliver(&past.frames[input.below(4)], 0),
         8..=10 => post_send(host, input),
         11 | 12 => post_recv(host, input),
-        13 | 14 => {
-            let shape = input.u8();
-            for _ in 0..=(shape & 0x3f) {
-                if host.transmit(shape & 0xc0 != 0xc0, shape & 0xc0 != 0x80).0 != Transmit::Sent {
-                    break;
-                }
-            }
-        }
+        13 | 14 => transmit(host, input),
         15 => {
             host.complete(input.below(16));
         }
         16 => wait(host, input),
-        17 => {
+        17 | 21 | 22 => {
             let modify = modify(&host.setup, input);
             host.modify(&modify);
         }
-        18 => tables(host, input),
+        18 | 23 => tables(host, input),
         _ => host.relocate(),
+    }
+}
+
+fn transmit(host: &mut Host, input: &mut Input<'_>) {
+    let shape = input.u8();
+    let (room, way) = (shape & 0xc0 != 0xc0, shape & 0xc0 != 0x80);
+    // Often only one or two, so that something is under way.
+    let most = if shape & 0x20 != 0 { shape & 3 } else { shape & 0x1f };
+    for _ in 0..=most {
+        if host.transmit(room, way).0 != Transmit::Sent {
+            break;
+        }
     }
 }
 
 /// Steps until the bytes end, then everything is read and ended.
 pub fn run(mut host: Host, input: &mut Input<'_>) {
-    let mut last = Vec::new();
+    let mut past = Past::default();
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
-        step(&mut host, &mut last, input);
+        step(&mut host, &mut past, input);
     }
     host.finish();
 }
