@@ -10,7 +10,7 @@
 //! post cmp_swap|fetch_add LEN [va= key= compare= swap= add=] | bind LEN [va= key= lkey= rights=rwa] | local_inv 0 [key=]
 //! post recv LEN [lkey=] (to the shared receive queue, if there is one)
 //! post ... [to= qkey= ah=none|otherpd|mixed v6] (UD)
-//! rx NAME psn= [len= va= dma= key= imm= timer= credits= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
+//! rx NAME psn= [len= extra= va= dma= key= imm= timer= credits= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
 //! rx ... [qkey= src= v6 group] (UD) [aeth=rnr|nak|reserved] (READ responses and results of atomics)
 //! tick 10ms | modify err|sqd|rts|reset|sqe_rts | dereg NAME | busy NAME | room N | peek OFFSET LEN | fill BYTE | show | limit N
 //! change [access= pkey= qkey= timeout= retry= rnr_retry= rd= dest_rd= rnr_timer= av]
@@ -344,6 +344,11 @@ impl World {
         let mut packet = check_frame(&frame).expect("a frame");
         if let Some(pad) = words.byte("pad") {
             packet.pad = pad;
+        }
+        // Bytes that no decent peer puts there; the frame has its ICRC in their place.
+        if let Some(extra) = words.byte("extra") {
+            assert!(len == 0 && extra <= 4);
+            packet.payload_len = extra.into();
         }
         let before = self.host.drops.len();
         self.host.take_quietly(self.now, &packet, &frame);

@@ -3,7 +3,7 @@
 use super::bench::Bench;
 use super::{End, Harness, Outcome, Params, cases, holds, same};
 use crate::{
-    Imm, PostError, QpModify, QpState, QpType, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus,
+    Device, Imm, PostError, QpModify, QpState, QpType, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus,
 };
 
 cases! {
@@ -13,6 +13,7 @@ cases! {
     an_unreliable_sender_does_not_care [Uc];
     an_unreliable_message_without_receive_is_dropped [Uc];
     unreliable_queues_drain_and_flush [Uc];
+    an_unreliable_send_queue_stops_and_goes_on [Uc, Windows];
 }
 
 fn unreliable_sends_arrive<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
@@ -119,6 +120,33 @@ fn unreliable_queues_drain_and_flush<H: Harness>(bench: &mut Bench<'_, H>) -> Ou
     let wr = SendWr { wr_id: 3, flags: SendFlags::SIGNALED, ..SendWr::default() };
     bench.try_send(a, &wr)?;
     bench.sent_as(a, 3, WcStatus::WrFlushErr)?;
-    let qp_type = crate::Device::query_qp(bench.device(End::A), a.qpn)?.qp_type;
+    let qp_type = bench.device(End::A).query_qp(a.qpn)?.qp_type;
     holds("it is what it was made as", qp_type == QpType::Uc)
+}
+
+/// SQE: a send that fails stops the send queue and flushes what is behind it; the receive side goes on, and so does the
+/// send queue when it is asked to.
+fn an_unreliable_send_queue_stops_and_goes_on<H: Harness>(bench: &mut Bench<'_, H>) -> Outcome {
+    let (a, b) = bench.pair(Params::uc())?;
+    let (near, far) = (bench.buffer(a, 8)?, bench.buffer(b, 8)?);
+    bench.recv(a, 50, &[near.sge(0, 8)])?;
+    // A key that no window has.
+    let rkey = crate::Rkey(near.keys.rkey.0 ^ 0x300);
+    bench.send(a, 1, SendOp::LocalInv { rkey }, &[])?;
+    bench.send(a, 2, far.write_op(0), &[near.sge(0, 8)])?;
+    bench.state(a, QpState::Sqe)?;
+    bench.send(a, 3, SendOp::Send, &[])?;
+    let done = bench.take(a.end, a.scq, 3)?;
+    for (wc, wanted) in
+        done.iter().zip([(1, WcStatus::LocQpOpErr), (2, WcStatus::WrFlushErr), (3, WcStatus::WrFlushErr)])
+    {
+        same("a send", (wc.wr_id, wc.status), wanted)?;
+    }
+    far.fill(0, 8, 4);
+    bench.send(b, 60, SendOp::Send, &[far.sge(0, 8)])?;
+    bench.received_as(a, 50, WcStatus::Success)?;
+    near.check("what came meanwhile", 0, 8, 4)?;
+    holds("SQD is no way out", bench.device(a.end).modify_qp(a.qpn, &QpModify::ToSqd).is_err())?;
+    bench.modify(a, &QpModify::SqeToRts)?;
+    bench.works(a, b)
 }
