@@ -34,7 +34,7 @@ impl PerfService {
     fn post_receive<Q: Queues>(&mut self, queues: &mut Q, lane: usize) -> Result<bool, Fault> {
         let at = self.lanes.lane(lane);
         let number = at.recv_posted;
-        if number >= self.total || number - at.received >= u64::from(self.spec.recv_queue_depth()) {
+        if number >= self.total || number - at.received >= self.recv_depth {
             return Ok(false);
         }
         let offset = self.layout.message(&self.layout.receive, lane, number);

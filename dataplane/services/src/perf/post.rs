@@ -36,15 +36,13 @@ impl PerfService {
 
     /// The next list of the lane whose turn it is; 0 if none can start now.
     fn post_list<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
-        let depth = u64::from(self.spec.send_queue_depth());
         while let Some(lane) = self.lanes.front() {
             let at = *self.lanes.lane(lane);
             let end = if answers(&self.spec) { at.received.min(at.end) } else { at.end };
-            let list = u64::from(self.spec.list());
             // A list that was cut for want of room goes on where it was cut.
-            let rest = list - (at.posted - at.phase_from) % list;
+            let rest = self.list - (at.posted - at.phase_from) % self.list;
             let list = rest.min(end.saturating_sub(at.posted));
-            if list == 0 || at.posted - at.completed + list > depth {
+            if list == 0 || at.posted - at.completed + list > self.depth {
                 self.lanes.pop();
                 continue;
             }
@@ -114,14 +112,13 @@ impl PerfService {
     /// Posts the next message of a lane; false if there is no room now.
     fn post<Q: Queues>(&mut self, queues: &mut Q, lane: usize) -> Result<bool, Fault> {
         let at = *self.lanes.lane(lane);
-        if at.posted - at.completed >= u64::from(self.spec.send_queue_depth()) {
+        if at.posted - at.completed >= self.depth {
             return Ok(false);
         }
         let message = at.posted;
-        let every = u64::from(self.spec.signal_every());
         let asks_and_sees = self.asks() && !matches!(self.spec.op, PerfOp::Send | PerfOp::Write);
         let last = message + 1 == at.end || message + 1 == self.total;
-        let signalled = asks_and_sees || last || (message - at.phase_from + 1).is_multiple_of(every);
+        let signalled = asks_and_sees || last || (message - at.phase_from + 1).is_multiple_of(self.every);
         self.write_message(lane, message)?;
         let mut flags = if signalled { SendFlags::SIGNALED } else { SendFlags::empty() };
         let is_inline = self.spec.is_inline();

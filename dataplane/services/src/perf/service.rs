@@ -22,6 +22,9 @@ use crate::rate::RateWindow;
 /// answers any more.
 const GRACE_NS: u64 = 200_000_000;
 
+/// Most passes that a test goes on taking what has come, once it is to stop.
+const STOP_PASSES: u32 = 1000;
+
 /// A running test. Invariants: those of [`Lanes`]; without an open loop at most one message of a latency client is
 /// unanswered.
 pub struct PerfService {
@@ -32,6 +35,11 @@ pub struct PerfService {
     pub(super) batch: Box<[Wc]>,
     pub(super) inline: Box<[u8]>,
     pub(super) lanes: Lanes,
+    /// Window, list and moderation of a queue pair, worked out once.
+    pub(super) depth: u64,
+    pub(super) list: u64,
+    pub(super) every: u64,
+    pub(super) recv_depth: u64,
     /// Messages of one queue pair and of all; `u64::MAX` with a duration.
     pub(super) total: u64,
     pub(super) total_all: u64,
@@ -55,6 +63,8 @@ pub struct PerfService {
     /// The last thing that happened, and the last that resets the deadline.
     ended_ns: u64,
     progress_ns: Option<u64>,
+    /// Passes since a stop was asked for.
+    stop_passes: u32,
     /// The test is over, on request or not; what can be compared afterwards still is.
     ending: Option<bool>,
 }
@@ -76,6 +86,10 @@ impl PerfService {
         let warming = spec.warmup > 0 && spec.requests() && !answers(&spec);
         let service = PerfService {
             lanes: Lanes::new(spec.qps, if warming { spec.warmup } else { total }),
+            depth: spec.send_queue_depth().into(),
+            list: spec.list().into(),
+            every: spec.signal_every().into(),
+            recv_depth: spec.recv_queue_depth().into(),
             total,
             total_all: total.saturating_mul(spec.qps.into()),
             warming,
@@ -91,6 +105,7 @@ impl PerfService {
             rate: RateWindow::new(span),
             ended_ns: 0,
             progress_ns: None,
+            stop_passes: 0,
             ending: None,
             batch: vec![Wc::EMPTY; BATCH].into_boxed_slice(),
             inline,
@@ -258,19 +273,26 @@ impl PerfService {
         }
     }
 
+    /// A stop is asked for: what has arrived by now counts; that the peer left in the meantime does not.
+    fn stop<Q: Queues>(&mut self, queues: &mut Q, now_ns: u64) {
+        match self.take(queues) {
+            Ok(0) | Err(Fault::Completion { .. }) => self.ending = Some(true),
+            Ok(_) => {
+                self.ended_ns = now_ns;
+                self.stop_passes += 1;
+                // A peer that goes on is not waited for.
+                if self.stop_passes >= STOP_PASSES {
+                    self.ending = Some(true);
+                }
+            }
+            Err(fault) => self.fail(fault),
+        }
+    }
+
     /// One pass of a test that goes on.
     fn go_on<Q: Queues>(&mut self, queues: &mut Q, now_ns: u64) -> usize {
         if self.progress.stop_asked() {
-            // What has arrived by now counts; that the peer left in the meantime does not.
-            match self.take(queues) {
-                Ok(0) | Err(Fault::Completion { .. }) => {}
-                Ok(_) => self.ended_ns = now_ns,
-                Err(fault) => {
-                    self.fail(fault);
-                    return 1;
-                }
-            }
-            self.ending = Some(true);
+            self.stop(queues, now_ns);
             return 1;
         }
         match self.step(queues, now_ns) {

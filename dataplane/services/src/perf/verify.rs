@@ -195,7 +195,7 @@ impl PerfService {
             (PerfLayout::Ours, _) => Err(Fault::AtomicAgain { message, got }),
             (PerfLayout::Perftest, PerfOp::CmpSwap) => self.check_same(at, lane, message, message),
             (PerfLayout::Perftest, _) => {
-                let depth = u64::from(self.spec.send_queue_depth());
+                let depth = self.depth;
                 let slot = self.layout.slot(&self.layout.landing, message);
                 // Later results may have landed on this one already: at most as many as are outstanding.
                 let most = if depth <= self.verify.slots { 1 } else { 2 + depth / self.verify.slots };
