@@ -117,6 +117,11 @@ pub struct Plan {
     pub ops: u32,
     /// How often, in a million, a queue pair moves by its image after something happened to it.
     pub moves_ppm: u32,
+    /// How often, in a million, a window that is closed is bound, and one that is open is ended by its owner, where that may
+    /// be.
+    pub bind_ppm: u32,
+    /// See [`Plan::bind_ppm`].
+    pub unbind_ppm: u32,
     /// How often, in a million, a send queue is drained after one of its sends finished.
     pub drains_ppm: u32,
     /// Asked for by [`Plan::with_messages`]; 0 if nothing was.
@@ -175,6 +180,9 @@ impl Plan {
             blackouts,
             ops: rng.range(20, 120) as u32,
             moves_ppm: if seed.is_multiple_of(3) { 100_000 } else { 0 },
+            bind_ppm: Rng::new(seed, 0x06).pick(&[80_000, 400_000]),
+            // A window that is to be taken away in use must be in use.
+            unbind_ppm: if alone { 20_000 } else { Rng::new(seed, 0x07).pick(&[20_000, 400_000]) },
             drains_ppm: if alone { 0 } else { Rng::new(seed, 0x05).pick(&[0, 2_000, 20_000]) },
             messages: 0,
             silence_ns: rng.range(10_000, 3_000_000),

@@ -207,12 +207,6 @@ fn the_command_that_is_printed_repeats_the_failure() {
     }
 }
 
-/// The seed at which the send queue stopped for ever behind a bind that was done before it went back.
-#[test]
-fn a_retired_bind_does_not_stop_the_send_queue() {
-    run(485, false).unwrap_or_else(|failure| panic!("{failure}"));
-}
-
 /// A queue pair that is another one after each thing that happens to it sends the same packets at the same times.
 #[test]
 fn moving_by_the_image_is_invisible() {

@@ -298,8 +298,9 @@ impl<'p> Run<'p> {
         }
         self.checker.limits_are_told()?;
         self.happened = happened;
-        self.work.feed(&mut self.world, &mut self.checker)?;
+        // Before the work fills the send queue again.
         self.perhaps_take_key()?;
+        self.work.feed(&mut self.world, &mut self.checker)?;
         Ok(more)
     }
 

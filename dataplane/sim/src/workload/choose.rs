@@ -26,8 +26,8 @@ impl Workload {
         let own = &self.flows[flow ^ 1].window;
         let (state, uses) = (own.state, own.uses);
         match state {
-            WindowState::Free if self.rng.chance(80_000) => return OpKind::BindMw,
-            WindowState::Bound if uses == 0 && self.rng.chance(20_000) => return OpKind::LocalInv,
+            WindowState::Free if self.rng.chance(self.bind_ppm) => return OpKind::BindMw,
+            WindowState::Bound if uses == 0 && self.rng.chance(self.unbind_ppm) => return OpKind::LocalInv,
             WindowState::Free | WindowState::Bound | WindowState::Changing => {}
         }
         self.rng.pick(&[

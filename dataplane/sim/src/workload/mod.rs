@@ -78,6 +78,8 @@ pub struct Workload {
     /// Shared receive queues by endpoint.
     shared: Vec<Option<SharedQueue>>,
     shared_wr_id: u64,
+    bind_ppm: u32,
+    unbind_ppm: u32,
     /// Groups.
     groups: Vec<Group>,
     /// The key that was taken away under the feet of the peer.
@@ -165,6 +167,8 @@ impl Workload {
             free,
             shared: plan.shared.clone(),
             shared_wr_id: 0,
+            bind_ppm: plan.bind_ppm,
+            unbind_ppm: plan.unbind_ppm,
             groups: plan.groups.clone(),
             taken_key: None,
             stopped: false,

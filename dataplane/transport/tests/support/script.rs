@@ -13,6 +13,7 @@
 //! rx NAME psn= [len= extra= va= dma= key= imm= timer= credits= msn= pad= from= pkey= compare= swap= add= was= ackreq se]
 //! rx ... [qkey= src= v6 group] (UD) [aeth=rnr|nak|reserved] (READ responses and results of atomics)
 //! tick 10ms | modify err|sqd|rts|reset|sqe_rts | dereg NAME | busy NAME | room N | peek OFFSET LEN | fill BYTE | show | limit N
+//! turns N (the next command lets the queue pair send so often only, as a worker with a budget does)
 //! change [access= pkey= qkey= timeout= retry= rnr_retry= rd= dest_rd= rnr_timer= av]
 //! ```
 //!
@@ -94,6 +95,9 @@ struct World {
     keys: Vec<(&'static str, MrInfo)>,
     windows: Vec<(&'static str, Rkey)>,
     credits: bool,
+    /// Packets that may still be asked for, in the next command and in this one.
+    next_turns: Option<u32>,
+    turns: Option<u32>,
     start: Instant,
     now: Instant,
     out: Vec<String>,
@@ -153,7 +157,17 @@ impl World {
         keys.push(("main", host.mr));
         let mut window = |pd| Rkey(host.memory.alloc_window(pd).expect("a window").rkey.0 + 1);
         let windows = vec![("win", window(PD)), ("win2", window(PD)), ("otherwin", window(PdId(99)))];
-        World { host, keys, windows, credits: words.has("credits"), start: now, now, out: Vec::new() }
+        World {
+            host,
+            keys,
+            windows,
+            credits: words.has("credits"),
+            next_turns: None,
+            turns: None,
+            start: now,
+            now,
+            out: Vec::new(),
+        }
     }
 
     fn info(&self, name: &str) -> Option<MrInfo> {
@@ -179,6 +193,11 @@ impl World {
 
     fn command(&mut self, words: &Words<'_>) {
         self.host.settle();
+        if words.verb() == "turns" {
+            self.next_turns = Some(words.at(1).parse().expect("a number"));
+            return;
+        }
+        self.turns = self.next_turns.take();
         match words.verb() {
             "post" => self.post(words),
             "rx" => self.rx(words),
@@ -432,6 +451,10 @@ impl World {
     fn drain(&mut self) {
         self.reports();
         loop {
+            if let Some(left) = &mut self.turns {
+                let Some(less) = left.checked_sub(1) else { break };
+                *left = less;
+            }
             let (answer, frame) = self.host.transmit(self.now);
             if let Some(frame) = frame {
                 let packet = check_frame(&frame).expect("well-formed");
