@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use ferroce_api::ApiError;
 use ferroce_api::appliance::{CqHandle, EventBody, Fallback, Lkey, PerfId, PerfReport, PerfSpec};
 use ferroce_api::config::{IdlePolicy, LimitsConfig};
-use ferroce_engine::housekeeping::netdev_of;
+use ferroce_engine::follow::Follower;
+use ferroce_engine::housekeeping::{self, netdev_of};
 use ferroce_engine::{Engine, EngineError, EngineEvent, EngineEventKind, SoftDevice};
 use ferroce_mem::os::{Arena, ArenaReport};
 use ferroce_nic::{AnyPort, Port};
@@ -64,6 +65,7 @@ pub struct Node {
     pub tests: Tests,
     engine: Engine<AnyService>,
     device: SoftDevice,
+    follower: Follower,
     gids: Vec<Gid>,
     /// What was last said to be wrong with the port.
     problem: Option<String>,
@@ -94,6 +96,7 @@ impl Node {
             tests,
             engine,
             device,
+            follower: Follower::default(),
             gids,
             problem: None,
             _claims: claims,
@@ -149,12 +152,11 @@ impl Node {
 
     /// Looks after port, tests and events; returns what subscribers should know.
     pub fn housekeep(&mut self) -> Vec<EventBody> {
-        self.port.housekeep();
-        self.log_problem();
-        let (info, gids) = netdev_of(&self.port);
-        if let Err(error) = self.engine.set_netdev(info, gids.clone()) {
+        if let Err(error) = housekeeping::round(&mut self.port, &self.device, &mut self.follower) {
             tracing::warn!(%error, "a worker did not take the news of the network device");
         }
+        self.log_problem();
+        let (_, gids) = netdev_of(&self.port);
         let mut out = Vec::new();
         for _ in 0..EVENTS_PER_ROUND {
             let Some(event) = self.engine.next_event() else { break };
@@ -189,13 +191,24 @@ impl Node {
     }
 
     fn translate(&self, event: &EngineEvent) -> Option<EventBody> {
-        let EngineEventKind::Async(kind) = event.kind else { return None };
+        let kind = match event.kind {
+            EngineEventKind::Async(kind) => kind,
+            EngineEventKind::Mtu { netdev_mtu, too_long } => {
+                tracing::warn!(%event, "port");
+                let port = crate::ctl::PORT;
+                return Some(EventBody::PortMtu { port, mtu: netdev_mtu, qps_too_long: too_long });
+            }
+            EngineEventKind::Completion(_) => return None,
+        };
+        let detail = || event.detail.map_or_else(String::new, |detail| detail.to_string());
         let cookie = |qpn: Qpn| self.objects.qps.get(&qpn).map_or(0, |qp| qp.cookie);
         let port = crate::ctl::PORT;
         let body = match kind {
-            AsyncEvent::QpFatal(qpn) => EventBody::QpFatal { qpn, cookie: cookie(qpn) },
-            AsyncEvent::QpReqErr(qpn) => EventBody::QpReqErr { qpn, cookie: cookie(qpn) },
-            AsyncEvent::QpAccessErr(qpn) => EventBody::QpAccessErr { qpn, cookie: cookie(qpn) },
+            AsyncEvent::QpFatal(qpn) => EventBody::QpFatal { qpn, cookie: cookie(qpn), detail: detail() },
+            AsyncEvent::QpReqErr(qpn) => EventBody::QpReqErr { qpn, cookie: cookie(qpn), detail: detail() },
+            AsyncEvent::QpAccessErr(qpn) => {
+                EventBody::QpAccessErr { qpn, cookie: cookie(qpn), detail: detail() }
+            }
             AsyncEvent::CommEst(qpn) => EventBody::CommEst { qpn, cookie: cookie(qpn) },
             AsyncEvent::SqDrained(qpn) => EventBody::SqDrained { qpn, cookie: cookie(qpn) },
             AsyncEvent::CqErr(cq) => EventBody::CqErr { cq: CqHandle(cq.0) },

@@ -94,6 +94,8 @@ fn port(node: &Node) -> PortStatus {
         mac: MacAddr(caps.mac),
         mtu: caps.mtu,
         queues: caps.queues,
+        rx_queues_owned: caps.rx_queues.owned,
+        rx_queues_present: caps.rx_queues.present,
         caps: flags.into_iter().filter(|(_, on)| *on).map(|(name, _)| name.to_owned()).collect(),
         addresses: node.port.addresses().into_iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect(),
         fallbacks: node.port.fallbacks().into_iter().map(fallback).collect(),

@@ -176,6 +176,8 @@ fn status() -> Status {
             mac: MacAddr([2, 0, 0, 0, 0, 1]),
             mtu: 4352,
             queues: 1,
+            rx_queues_owned: 4,
+            rx_queues_present: 4,
             caps: vec!["can_sleep".into()],
             addresses: vec!["192.0.2.1/24".into()],
             fallbacks: vec![fallback()],
@@ -289,9 +291,10 @@ fn responses() -> Vec<Response> {
 fn events() -> Vec<EventBody> {
     let (qpn, cookie) = (Qpn::new(9), u64::MAX);
     vec![
-        EventBody::QpFatal { qpn, cookie },
-        EventBody::QpReqErr { qpn, cookie },
-        EventBody::QpAccessErr { qpn, cookie },
+        EventBody::QpFatal { qpn, cookie, detail: "LocLenErr, path MTU 4096".into() },
+        EventBody::QpReqErr { qpn, cookie, detail: String::new() },
+        EventBody::QpAccessErr { qpn, cookie, detail: String::new() },
+        EventBody::PortMtu { port: 1, mtu: 1500, qps_too_long: 2 },
         EventBody::CommEst { qpn, cookie },
         EventBody::SqDrained { qpn, cookie },
         EventBody::CqErr { cq: CqHandle(1) },

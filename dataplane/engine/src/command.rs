@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ferroce_mem::memory::RegisterError;
 use ferroce_mem::{DeregisterError, Lkey, PdId};
 use ferroce_transport::{ModifyError, QpCounters, Srq};
-use ferroce_verbs::{ClassId, CqId, QpInfo, QpModify, Qpn, Rkey, SrqId, SrqInfo};
+use ferroce_verbs::{ClassId, CqId, MacAddr, QpInfo, QpModify, Qpn, Rkey, SrqId, SrqInfo};
 
 use crate::app::AppPort;
 use crate::cq::Cq;
@@ -46,6 +46,8 @@ pub(crate) enum Command {
     CreateQp { index: u32, slot: Box<QpSlot> },
     /// Make a transition.
     ModifyQp { qpn: Qpn, modify: QpModify },
+    /// The peer's next hop, or the port, has another Ethernet address.
+    Repath { qpn: Qpn, smac: MacAddr, dmac: MacAddr },
     /// Tell what is known of it.
     QueryQp { qpn: Qpn, report: Box<QpReport> },
     /// Give it back.

@@ -10,7 +10,9 @@ use ferroce_mem::memory::RegisterError;
 use ferroce_mem::os::Block;
 use ferroce_mem::{Access, Lkey, Memory, PdId};
 use ferroce_verbs::error::VerbsErrorKind;
-use ferroce_verbs::{AhId, ChannelId, CqId, Gid, QpInitAttr, QpType, Qpn, SrqId, VerbsError};
+use ferroce_verbs::{
+    AddressVector, AhId, ChannelId, CqId, Gid, PathMtu, QpInitAttr, QpModify, QpType, Qpn, SrqId, VerbsError,
+};
 
 use crate::channel::{Channels, CqEvents};
 use crate::check::refuse;
@@ -39,6 +41,15 @@ pub(crate) struct QpRecord {
     send_cq: CqId,
     recv_cq: CqId,
     srq: Option<SrqId>,
+    /// From RTR on.
+    pub path: Option<QpPath>,
+}
+
+/// Where a queue pair's packets go, and how long they may be.
+#[derive(Clone, Copy)]
+pub(crate) struct QpPath {
+    pub av: AddressVector,
+    pub path_mtu: PathMtu,
 }
 
 /// A region. Holds its memory.
@@ -298,6 +309,31 @@ impl Control {
         self.qps.get(&qpn).ok_or_else(|| not_found("qp_num", format!("{qpn:?}")))
     }
 
+    /// A queue pair made a transition.
+    pub fn qp_modified(&mut self, qpn: Qpn, modify: &QpModify) {
+        let Some(record) = self.qps.get_mut(&qpn) else { return };
+        match modify {
+            QpModify::ToRtr(rtr) => record.path = Some(QpPath { av: rtr.av, path_mtu: rtr.path_mtu }),
+            QpModify::Change(change) => {
+                if let (Some(path), Some(av)) = (&mut record.path, change.av) {
+                    path.av = av;
+                }
+            }
+            QpModify::ToErr | QpModify::ToReset => record.path = None,
+            QpModify::ToInit(_)
+            | QpModify::ToRts(_)
+            | QpModify::ToSqd
+            | QpModify::SqdToRts
+            | QpModify::SqeToRts => {}
+        }
+    }
+
+    /// Queue pairs whose packets may be longer than `largest`.
+    pub fn longer_paths(&self, largest: Option<PathMtu>) -> u32 {
+        let longer = |qp: &&QpRecord| qp.path.is_some_and(|path| largest.is_none_or(|l| path.path_mtu > l));
+        u32::try_from(self.qps.values().filter(longer).count()).unwrap_or(u32::MAX)
+    }
+
     /// A number and its index on `worker`.
     pub fn new_qp(&mut self, worker: u8, attr: &QpInitAttr, now: Instant) -> Result<(Qpn, u32), VerbsError> {
         if self.qps.len() >= self.max_qp as usize {
@@ -324,7 +360,15 @@ impl Control {
             }
         }
         let (send_cq, recv_cq) = (attr.send_cq, attr.recv_cq);
-        let record = QpRecord { worker, qp_type: attr.qp_type, pd: attr.pd, send_cq, recv_cq, srq: attr.srq };
+        let record = QpRecord {
+            worker,
+            qp_type: attr.qp_type,
+            pd: attr.pd,
+            send_cq,
+            recv_cq,
+            srq: attr.srq,
+            path: None,
+        };
         self.srqs.join(attr.srq);
         self.qps.insert(qpn, record);
         Ok((qpn, parts.index))

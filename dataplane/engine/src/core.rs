@@ -11,7 +11,7 @@ use crossbeam_queue::ArrayQueue;
 use ferroce_mem::{DeregisterError, Memory};
 use ferroce_transport::{Completion, Instant, Notice};
 use ferroce_verbs::{AsyncEvent, CqId, QpInitAttr, QpModify, Qpn};
-use ferroce_wire::{NakCode, Service};
+use ferroce_wire::{MacAddr, NakCode, Service};
 
 use crate::app::AppPort;
 use crate::command::{Answer, Command, SrqCommand};
@@ -221,6 +221,7 @@ impl WorkerCore {
         let Some(slot) = self.qps.get_mut(index) else { return };
         let qpn = slot.qp.qpn();
         let peer = slot.peer;
+        let mtu = slot.mtu_fault;
         match notice {
             Notice::CommEst => self.event(EngineEventKind::Async(AsyncEvent::CommEst(qpn)), None),
             Notice::Drained => self.event(EngineEventKind::Async(AsyncEvent::SqDrained(qpn)), None),
@@ -239,6 +240,7 @@ impl WorkerCore {
                     psn,
                     status,
                     nak,
+                    mtu,
                 };
                 self.event(EngineEventKind::Async(event), Some(detail));
             }
@@ -327,6 +329,7 @@ impl WorkerCore {
                 Err(slot) => Answer::Qp(slot),
             },
             Command::ModifyQp { qpn, modify } => self.modify_qp(qpn, &modify),
+            Command::Repath { qpn, smac, dmac } => self.repath(qpn, smac, dmac),
             Command::QueryQp { qpn, mut report } => {
                 let worker = self.id;
                 *report = self.qps.by_number(qpn).map(|(_, slot)| {
@@ -408,11 +411,23 @@ impl WorkerCore {
             }
             QpModify::ToReset => {
                 (slot.path, slot.peer, slot.overflowed) = (None, None, false);
+                slot.mtu_fault = None;
                 self.forget_work(index);
             }
             _ => {}
         }
         self.settle(index);
+        Answer::Done
+    }
+
+    /// The next hop of a queue pair, or the port, has another Ethernet address.
+    fn repath(&mut self, qpn: Qpn, smac: MacAddr, dmac: MacAddr) -> Answer {
+        let Some((_, slot)) = self.qps.by_number(qpn) else { return Answer::NotFound };
+        slot.qp.set_link(smac, dmac);
+        if let Some(path) = &mut slot.path {
+            (path.eth.src, path.eth.dst) = (smac, dmac);
+        }
+        self.block.add(Counter::PathsMoved, 1);
         Answer::Done
     }
 
@@ -460,6 +475,7 @@ impl QpSlot {
             reserved: 0,
             armed: None,
             overflowed: false,
+            mtu_fault: None,
         }
     }
 }

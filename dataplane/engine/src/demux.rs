@@ -7,6 +7,7 @@ use ferroce_transport::{Instant, Qp};
 use ferroce_verbs::{AddressVector, ClassId, Gid, Qpn};
 use ferroce_wire::{Eth, Ip};
 
+use crate::event::MtuFault;
 use crate::number::QpnLayout;
 
 /// The headers of a queue pair's path: all that does not change from packet to packet.
@@ -59,6 +60,8 @@ pub(crate) struct QpSlot {
     pub armed: Option<Instant>,
     /// A completion queue of it overflowed.
     pub overflowed: bool,
+    /// The packet that was too long, or not as long as our path MTU wants it: for the event of the fault that follows.
+    pub mtu_fault: Option<MtuFault>,
 }
 
 /// Where a number leads.

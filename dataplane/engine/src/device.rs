@@ -175,7 +175,11 @@ impl Shared {
     }
 
     fn event(&self, event: AsyncEvent) {
-        let event = EngineEvent { worker: None, kind: EngineEventKind::Async(event), detail: None };
+        self.tell_control(EngineEventKind::Async(event));
+    }
+
+    fn tell_control(&self, kind: EngineEventKind) {
+        let event = EngineEvent { worker: None, kind, detail: None };
         // A full queue loses the newest event; workers count theirs, and port news is also in `query_port`.
         let _ = self.events.push(event);
     }
@@ -215,6 +219,12 @@ impl SoftDevice {
         }
         if old.gids != news.gids {
             self.shared.event(AsyncEvent::GidChange);
+        }
+        if old.info.mtu != news.info.mtu {
+            let netdev_mtu = news.info.mtu;
+            let largest = PathMtu::largest_for_netdev(netdev_mtu);
+            let too_long = lock(&self.shared.control).longer_paths(largest);
+            self.shared.tell_control(EngineEventKind::Mtu { netdev_mtu, too_long });
         }
         for worker in 0..self.shared.workers.len() {
             self.shared.tell(worker as u8, Command::Netdev(news.clone()), "netdev")?;
@@ -373,7 +383,10 @@ impl Device for SoftDevice {
         let (worker, qp_type) = lock(&self.shared.control).qp(qpn).map(|qp| (qp.worker, qp.qp_type))?;
         check::modify(modify, qp_type, &self.shared.snapshot())?;
         match self.shared.ask(worker, Command::ModifyQp { qpn, modify: *modify })? {
-            Answer::Done => Ok(()),
+            Answer::Done => {
+                lock(&self.shared.control).qp_modified(qpn, modify);
+                Ok(())
+            }
             Answer::Modify(why) => Err(check::modify_refused(modify, why)),
             _ => Err(not_found("qp_num", format!("{qpn:?}"))),
         }

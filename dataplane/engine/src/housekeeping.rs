@@ -12,10 +12,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ferroce_nic::Port;
-use ferroce_verbs::{Gid, MacAddr};
+use ferroce_verbs::{Gid, MacAddr, VerbsError};
 
 use crate::config::{EngineError, NetdevInfo};
 use crate::device::{SoftDevice, lock};
+use crate::follow::Follower;
 
 /// How often housekeeping looks, unless told otherwise.
 pub const PERIOD: Duration = Duration::from_millis(100);
@@ -26,6 +27,21 @@ pub fn netdev_of(port: &impl Port) -> (NetdevInfo, Vec<Gid>) {
     let info = NetdevInfo { mac: MacAddr(caps.mac), mtu: caps.mtu, link_up: port.link_up() };
     let gids = port.addresses().into_iter().map(|(ip, _): (IpAddr, u8)| Gid::from_ip(ip)).collect();
     (info, gids)
+}
+
+/// One round of housekeeping: the port is looked after and told which groups are wanted, the device hears of what
+/// changed, and paths follow.
+///
+/// # Errors
+/// A worker did not take the news in time.
+pub fn round(port: &mut impl Port, device: &SoftDevice, follower: &mut Follower) -> Result<(), VerbsError> {
+    port.housekeep();
+    let groups: Vec<IpAddr> = device.multicast_groups().into_iter().map(Gid::to_ip).collect();
+    port.set_groups(&groups);
+    let (info, gids) = netdev_of(port);
+    let told = device.set_netdev(info, gids);
+    follower.round(port, device);
+    told
 }
 
 /// A housekeeping thread.
@@ -44,15 +60,11 @@ impl Housekeeper {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
         let thread = std::thread::Builder::new().name("housekeeping".into()).spawn(move || {
+            let mut follower = Follower::default();
             while !seen.load(Ordering::Acquire) {
-                let (info, gids) = {
-                    let mut port = lock(&port);
-                    port.housekeep();
-                    netdev_of(&*port)
-                };
                 // A worker that does not answer is the watchdog's and control's matter; the next round tells it again only
                 // if something changed, and `query_port` has the news in any case.
-                let _ = device.set_netdev(info, gids);
+                let _ = round(&mut *lock(&port), &device, &mut follower);
                 std::thread::park_timeout(period);
             }
         })?;

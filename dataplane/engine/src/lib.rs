@@ -38,6 +38,7 @@ mod worker;
 
 pub mod config;
 pub mod event;
+pub mod follow;
 pub mod housekeeping;
 pub mod path;
 pub mod pin;

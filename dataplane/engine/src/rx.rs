@@ -9,12 +9,12 @@ use ferroce_nic::RxFrame;
 use ferroce_transport::DropReason;
 use ferroce_verbs::AsyncEvent;
 use ferroce_wire::icrc::Icrc;
-use ferroce_wire::{ICRC_BYTES, Packet, ParseError, Qpn, Service, packet};
+use ferroce_wire::{ICRC_BYTES, Packet, ParseError, Part, Qpn, Service, packet};
 
 use crate::config::IcrcMode;
 use crate::core::WorkerCore;
-use crate::demux::Found;
-use crate::event::EngineEventKind;
+use crate::demux::{Found, QpSlot};
+use crate::event::{EngineEventKind, MtuFault};
 use crate::forward::{Carried, Forward};
 use crate::stats::{Counter, FrameDrop};
 
@@ -134,6 +134,9 @@ impl WorkerCore {
         let slot = self.qps.get_mut(index).ok_or(FrameDrop::UnknownQp)?;
         let mut srq = slot.srq.and_then(|index| self.srqs.at(index));
         let taken = slot.qp.handle_packet_srq(self.now, packet, payload, &self.memory, srq.as_deref_mut());
+        if taken.is_err() {
+            slot.note_size(packet);
+        }
         if let Some(srq) = srq
             && srq.poll_limit()
         {
@@ -143,6 +146,19 @@ impl WorkerCore {
         // Also after a refusal: it may have left a NAK to send.
         self.settle(index);
         taken.map_err(FrameDrop::Qp)
+    }
+}
+
+impl QpSlot {
+    /// After a refusal: whether the two sides have different path MTUs, which only the sizes of packets show.
+    #[cold]
+    fn note_size(&mut self, packet: &Packet) {
+        let Some(path_mtu) = self.qp.path_mtu() else { return };
+        let bytes = packet.payload_len;
+        let whole = matches!(packet.headers.bth.opcode.info().part, Part::First | Part::Middle);
+        if u32::from(bytes) > path_mtu.bytes() || (whole && u32::from(bytes) != path_mtu.bytes()) {
+            self.mtu_fault = Some(MtuFault::Peer { bytes, path_mtu });
+        }
     }
 }
 

@@ -51,6 +51,8 @@ counters! {
     ForwardsOut = "forwards_out";
     /// Frames taken from other workers.
     ForwardsIn = "forwards_in";
+    /// Queue pairs whose next hop got another Ethernet address.
+    PathsMoved = "paths_moved";
     /// Timers that fired.
     TimersFired = "timers_fired";
     /// Commands from control carried out.

@@ -9,11 +9,12 @@ use ferroce_nic::PortQueue;
 use ferroce_transport::{FrameSink, Instant, Transmit};
 use ferroce_verbs::AddressVector;
 use ferroce_wire::icrc::Icrc;
-use ferroce_wire::{Bth, Ext, Headers, ICRC_BYTES, MAX_HEAD_BYTES, emit};
+use ferroce_wire::{Bth, Ext, Headers, ICRC_BYTES, MAX_HEAD_BYTES, Psn, emit};
 
 use crate::config::IcrcMode;
 use crate::core::{WorkerCore, parked_node};
 use crate::demux::PathHeaders;
+use crate::event::MtuFault;
 use crate::stats::{Counter, WorkerBlock};
 
 /// Frames of one pass.
@@ -58,12 +59,22 @@ impl WorkerCore {
             path: slot.path,
             block: &self.block,
             mtu: self.netdev.info.mtu as usize,
+            oversize: None,
             offset: 0,
             pad: 0,
             crc: 0,
         };
         let outcome = slot.qp.poll_transmit(self.now, &self.memory, &mut sink);
+        let oversize = sink.oversize;
         let bytes = sink.finish(self.icrc);
+        if let Some((psn, is_response)) = oversize {
+            slot.mtu_fault = slot
+                .qp
+                .path_mtu()
+                .map(|path_mtu| MtuFault::Interface { path_mtu, netdev_mtu: self.netdev.info.mtu });
+            // Now, and not after all retries: the interface will not carry it again either.
+            slot.qp.cannot_carry(psn, is_response);
+        }
         if outcome == Transmit::Sent && bytes != 0 {
             queue.tx_commit(bytes);
             self.block.add(Counter::TxFrames, 1);
@@ -82,6 +93,8 @@ struct Sink<'q, Q> {
     path: Option<PathHeaders>,
     block: &'q WorkerBlock,
     mtu: usize,
+    /// The packet was longer than the interface carries: its PSN, and whether it is a response.
+    oversize: Option<(Psn, bool)>,
     offset: usize,
     pad: usize,
     crc: u32,
@@ -101,8 +114,8 @@ impl<Q: PortQueue> Sink<'_, Q> {
         self.offset + self.pad + ICRC_BYTES
     }
 
-    /// The packet counts as sent and goes nowhere: the peer's silence ends the queue pair in bounded time, and no other
-    /// queue pair waits behind it.
+    /// The packet counts as sent and goes nowhere: no other queue pair waits behind it. What is too long ends its queue pair
+    /// at once; else the peer's silence does, in bounded time.
     #[cold]
     fn discard(&self, counter: Counter) -> bool {
         self.block.add(counter, 1);
@@ -129,6 +142,7 @@ impl<Q: PortQueue> FrameSink for Sink<'_, Q> {
         let frame_len = head_len + payload_len + pad + ICRC_BYTES;
         // The bound that the port goes by too: it would answer "no room" for ever.
         if frame_len > self.mtu + ETHERNET_BYTES {
+            self.oversize = Some((bth.psn, bth.opcode.is_response()));
             return self.discard(Counter::TxOversize);
         }
         let Some(frame) = self.queue.take().and_then(|queue| queue.tx_reserve(frame_len)) else {

@@ -220,6 +220,15 @@ impl Port for WrappedPort {
     fn resolve(&mut self, src: IpAddr, dst: IpAddr, deadline: Instant) -> Result<[u8; 6], PortError> {
         each!(&mut self.base, BasePort, port => port.resolve(src, dst, deadline))
     }
+    fn next_hop(&mut self, src: IpAddr, dst: IpAddr) -> Option<[u8; 6]> {
+        each!(&mut self.base, BasePort, port => port.next_hop(src, dst))
+    }
+    fn paths_changed(&mut self) -> bool {
+        each!(&mut self.base, BasePort, port => port.paths_changed())
+    }
+    fn set_groups(&mut self, groups: &[IpAddr]) {
+        each!(&mut self.base, BasePort, port => port.set_groups(groups));
+    }
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = each!(&self.base, BasePort, port => port.counters());
         counters.extend(self.own_counters());
@@ -260,6 +269,15 @@ impl Port for AnyPort {
     }
     fn resolve(&mut self, src: IpAddr, dst: IpAddr, deadline: Instant) -> Result<[u8; 6], PortError> {
         each!(self, wrapped AnyPort, port => port.resolve(src, dst, deadline))
+    }
+    fn next_hop(&mut self, src: IpAddr, dst: IpAddr) -> Option<[u8; 6]> {
+        each!(self, wrapped AnyPort, port => port.next_hop(src, dst))
+    }
+    fn paths_changed(&mut self) -> bool {
+        each!(self, wrapped AnyPort, port => port.paths_changed())
+    }
+    fn set_groups(&mut self, groups: &[IpAddr]) {
+        each!(self, wrapped AnyPort, port => port.set_groups(groups));
     }
     fn counters(&self) -> Vec<(&'static str, u64)> {
         each!(self, wrapped AnyPort, port => port.counters())

@@ -17,5 +17,5 @@ pub mod xdp;
 
 pub use any::{AnyPort, AnyQueue, Options};
 pub use frame::{RxFrame, TxFrame};
-pub use port::{Caps, Fallback, Port, PortError, PortQueue};
+pub use port::{Caps, Fallback, Port, PortError, PortQueue, RxQueues};
 pub use shm::{ShmConfig, ShmPort, ShmQueue};

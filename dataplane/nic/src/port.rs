@@ -13,6 +13,8 @@ pub struct Caps {
     pub kind: &'static str,
     /// Queue pairs of receive and transmit rings.
     pub queues: u16,
+    /// Receive queues of the wire.
+    pub rx_queues: RxQueues,
     /// MTU in bytes: longest frame less the 14 bytes of the Ethernet header.
     pub mtu: u32,
     /// Ethernet address.
@@ -29,6 +31,15 @@ pub struct Caps {
     pub untrusted_peer: bool,
     /// Mode in words: `shared memory`, `native, copy`, `generic, copy`.
     pub mode: String,
+}
+
+/// Receive queues of a wire: frames come in on any of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RxQueues {
+    /// Those that the port listens to.
+    pub owned: u32,
+    /// Those that are there now.
+    pub present: u32,
 }
 
 /// A fallback in use, for `ferroce status`.
@@ -72,6 +83,21 @@ pub trait Port {
     /// Ethernet address of the next hop towards `dst`, resolved by the kernel's routes and neighbours (`xdp`) or known
     /// (`shm`). Blocks until `deadline`; never called on a worker.
     fn resolve(&mut self, src: IpAddr, dst: IpAddr, deadline: Instant) -> Result<[u8; 6], PortError>;
+    /// The Ethernet address of the next hop towards `dst` as far as it is known now: never waits. What is only believed is
+    /// confirmed in the background. `None`: not known, or it can't change.
+    fn next_hop(&mut self, src: IpAddr, dst: IpAddr) -> Option<[u8; 6]> {
+        let _ = (src, dst);
+        None
+    }
+    /// True when a route or a neighbour changed since the last call, so that [`Port::next_hop`] may have another answer.
+    fn paths_changed(&mut self) -> bool {
+        false
+    }
+    /// The multicast groups that somebody wants, all of them: a port with a filter lets in these and no others. Called
+    /// by housekeeping each round.
+    fn set_groups(&mut self, groups: &[IpAddr]) {
+        let _ = groups;
+    }
     /// Port counters: name and value, names of DPDK's xstats where they exist.
     fn counters(&self) -> Vec<(&'static str, u64)>;
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_nic::conformance::{Rig, run};
 use ferroce_nic::xdp::{MAX_JUMBO_MTU, MAX_MTU, XdpConfig, XdpMode, XdpPort, XdpQueue, ZeroCopy};
-use ferroce_nic::{Caps, Fallback, Port, PortError, PortQueue};
+use ferroce_nic::{Caps, Fallback, Port, PortError, PortQueue, RxQueues};
 use netns::{Pair, VETH};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -174,6 +174,7 @@ fn frames_cross(mode: XdpMode, words: &str) {
         ping(&pair, 1, to);
     }
     assert_eq!(counter(&b, "rx_good_packets"), sent.len() as u64);
+    assert!(counter(&b, "xdp_rx_not_ours") >= 8, "requests and answers of four pings");
     // The same port at an address that is not ours stays with the kernel.
     send(&mut a_queues[0], &[roce(mac, ip("10.77.0.3"), false, 100, 1)]);
     assert!(receive_within(&mut b_queues, 1, Duration::from_millis(200)).is_empty());
@@ -478,6 +479,139 @@ fn changes_of_link_and_addresses_are_followed() {
     let frame = roce([0xff; 6], ip("10.77.0.2"), false, 90, 2);
     send(&mut a_queues[0], std::slice::from_ref(&frame));
     assert!(receive(&mut b_queues, 1).iter().any(|(_, got)| *got == frame));
+}
+
+/// NIC-3: queues that come later are noticed, with both numbers.
+#[test]
+fn queues_that_appear_later_are_told() {
+    let Some(pair) = Pair::new(4, 1500) else { return };
+    let ethtool = |side: usize, count: &str| {
+        let out =
+            pair.command(side, "ethtool").args(["-L", VETH, "rx", count, "tx", count]).output().unwrap();
+        assert!(out.status.success(), "ethtool: {}", String::from_utf8_lossy(&out.stderr));
+    };
+    ethtool(0, "2");
+    ethtool(1, "2");
+    let (mut b, mut b_queues) = must_open(&pair, 1, XdpConfig { workers: 2, ..small() });
+    assert_eq!(b.caps().rx_queues, RxQueues { owned: 2, present: 2 });
+    assert_eq!(b.problem(), None);
+    ethtool(1, "4");
+    ethtool(0, "4");
+    housekeep_until(&mut b, "more queues", |b| b.caps().rx_queues.present == 4);
+    let problem = b.problem().expect("a problem").to_string();
+    assert!(problem.contains("4 queues, 2 owned") && problem.contains("ethtool -L"), "{problem}");
+    // The sender has sockets on all four, and veth delivers to the queue of the same number.
+    let (a, mut a_queues) = must_open(&pair, 0, XdpConfig { workers: 4, ..small() });
+    for (i, queue) in a_queues.iter_mut().enumerate() {
+        send(queue, &[roce(b.caps().mac, ip("10.77.0.2"), false, 120, i as u8)]);
+    }
+    assert_eq!(receive(&mut b_queues, 2).len(), 2);
+    // What lands on the others is counted where the driver runs the program there; veth leaves queues that come later
+    // without it. The program's own tests cover the counter.
+    drop((a, a_queues));
+    ethtool(0, "2");
+    ethtool(1, "2");
+    housekeep_until(&mut b, "fewer queues", |b| b.problem().is_none());
+}
+
+/// Frames of a group come while somebody wants it: the kernel joins it for us and leaves it again.
+#[test]
+fn groups_are_joined_and_left() {
+    let Some(pair) = Pair::new(1, 1500) else { return };
+    let (_a, mut a_queues) = must_open(&pair, 0, small());
+    let (mut b, mut b_queues) = must_open(&pair, 1, small());
+    let (v4, v6) = (ip("239.77.1.2"), ip("ff0e::77:3"));
+    let frames = [
+        roce([0x01, 0, 0x5e, 77, 1, 2], v4, false, 90, 1),
+        roce([0x33, 0x33, 0, 0x77, 0, 3], v6, false, 90, 2),
+    ];
+    send(&mut a_queues[0], &frames);
+    assert!(receive_within(&mut b_queues, 1, Duration::from_millis(200)).is_empty(), "nobody wants them");
+    pair.inside(1, || b.set_groups(&[v4, v6]));
+    assert_eq!((b.problem(), counter(&b, "groups_joined")), (None, 2));
+    let joined = pair.ip(1, &["maddr", "show", "dev", VETH]);
+    for word in ["239.77.1.2", "ff0e::77:3", "01:00:5e:4d:01:02"] {
+        assert!(joined.contains(word), "{word} in {joined}");
+    }
+    send(&mut a_queues[0], &frames);
+    let got: Vec<_> = receive(&mut b_queues, 2).into_iter().map(|(_, frame)| frame).collect();
+    assert_eq!(got, frames);
+    pair.inside(1, || b.set_groups(&[v6]));
+    assert!(!pair.ip(1, &["maddr", "show", "dev", VETH]).contains("239.77.1.2"));
+    send(&mut a_queues[0], &frames);
+    assert_eq!(receive(&mut b_queues, 1), vec![(0, frames[1].clone())]);
+    drop((b, b_queues));
+    assert!(!pair.ip(1, &["maddr", "show", "dev", VETH]).contains("ff0e::77:3"), "left with the port");
+}
+
+/// A sender in the kernel whose interface finishes checksums in hardware hands over frames with unfinished ones.
+#[test]
+fn unfinished_checksums_are_taken() {
+    let Some(pair) = Pair::new(1, 1500) else { return };
+    let (_b, mut b_queues) = must_open(&pair, 1, small());
+    for (from, to) in [("10.77.0.1:5000", "10.77.0.2:4791"), ("[fd77::1]:5000", "[fd77::2]:4791")] {
+        let offload = |state: &str| {
+            let out = pair.command(0, "ethtool").args(["-K", VETH, "tx", state]).output().unwrap();
+            assert!(out.status.success(), "ethtool: {}", String::from_utf8_lossy(&out.stderr));
+        };
+        let mut sums = Vec::new();
+        for state in ["on", "off"] {
+            offload(state);
+            pair.inside(0, || {
+                let socket = std::net::UdpSocket::bind(from).unwrap();
+                socket.send_to(&[0x5a; 64], to).unwrap();
+            });
+            let got = receive(&mut b_queues, 1);
+            assert_eq!(got.len(), 1, "{to} with offload {state}");
+            let udp = if to.starts_with('[') { 54 } else { 34 };
+            assert_eq!(got[0].1[udp + 8..], [0x5a; 64]);
+            sums.push(got[0].1[udp + 6..udp + 8].to_vec());
+        }
+        assert_ne!(sums[0], sums[1], "the first checksum was not unfinished: nothing was tried");
+    }
+}
+
+/// An address that others may have too is not offered; when it turned out to be ours alone, it is.
+#[test]
+fn an_address_is_offered_when_it_is_known_to_be_ours_alone() {
+    let Some(pair) = Pair::new(1, 1500) else { return };
+    let (mut b, _queues) = must_open(&pair, 1, small());
+    pair.ip(1, &["addr", "add", "fd77::77/64", "dev", VETH]);
+    b.housekeep();
+    assert!(!b.addresses().contains(&(ip("fd77::77"), 64)), "still tentative");
+    housekeep_until(&mut b, "the end of the check", |b| b.addresses().contains(&(ip("fd77::77"), 64)));
+}
+
+/// A neighbour that answers from another Ethernet address, and a route that moves, are told.
+#[test]
+fn changes_of_neighbours_and_routes_are_told() {
+    let Some(pair) = Pair::new(1, 1500) else { return };
+    let (mut a, _queues) = must_open(&pair, 0, small());
+    let (src, dst, far) = (ip("10.77.0.1"), ip("10.77.0.2"), ip("192.168.9.4"));
+    let old = a.resolve(src, dst, Instant::now() + LIMIT).unwrap();
+    assert_eq!(a.next_hop(src, dst), Some(old));
+    assert_eq!(a.next_hop(src, far), None, "no route");
+    pair.ip(0, &["route", "add", "192.168.9.0/24", "via", "10.77.0.2"]);
+    let changed = |a: &mut XdpPort, what: &str| {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            a.housekeep();
+            if a.paths_changed() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "not told: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    changed(&mut a, "a route");
+    assert_eq!(a.next_hop(src, far), Some(old));
+    while a.paths_changed() {
+        a.housekeep();
+    }
+    pair.ip(0, &["neigh", "replace", "10.77.0.2", "lladdr", "02:00:00:00:77:77", "dev", VETH]);
+    changed(&mut a, "a neighbour");
+    assert_eq!(a.next_hop(src, dst), Some([2, 0, 0, 0, 0x77, 0x77]));
+    assert_eq!(a.next_hop(src, far), Some([2, 0, 0, 0, 0x77, 0x77]));
 }
 
 #[test]

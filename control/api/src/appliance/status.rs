@@ -65,6 +65,12 @@ pub struct PortStatus {
     pub mtu: u32,
     /// Queues.
     pub queues: u16,
+    /// Receive queues of the interface that the port listens to.
+    #[serde(default)]
+    pub rx_queues_owned: u32,
+    /// Receive queues that the interface has now.
+    #[serde(default)]
+    pub rx_queues_present: u32,
     /// Capabilities in force: `scatter_rx`, `steering`, `timestamps`, `can_sleep`, `untrusted_peer`.
     pub caps: Vec<String>,
     /// Addresses with prefix lengths, as text.
@@ -184,6 +190,9 @@ pub enum EventBody {
         qpn: Qpn,
         /// Its cookie.
         cookie: u64,
+        /// What is known of the fault, in words: status, peer, PSN, sizes that do not go together.
+        #[serde(default)]
+        detail: String,
     },
     /// A request was refused with NAK invalid request; the queue pair is in error.
     QpReqErr {
@@ -192,6 +201,9 @@ pub enum EventBody {
         qpn: Qpn,
         /// Its cookie.
         cookie: u64,
+        /// What is known of the fault, in words.
+        #[serde(default)]
+        detail: String,
     },
     /// A request was refused with NAK remote access error; the queue pair is in error.
     QpAccessErr {
@@ -200,6 +212,9 @@ pub enum EventBody {
         qpn: Qpn,
         /// Its cookie.
         cookie: u64,
+        /// What is known of the fault, in words.
+        #[serde(default)]
+        detail: String,
     },
     /// The first packet arrived in RTR.
     CommEst {
@@ -231,6 +246,15 @@ pub enum EventBody {
     PortErr {
         /// Number, from 1.
         port: u8,
+    },
+    /// The MTU of the interface changed.
+    PortMtu {
+        /// Number, from 1.
+        port: u8,
+        /// Its MTU now, in bytes.
+        mtu: u32,
+        /// Queue pairs whose path MTU does not fit it: each fails at its first packet that is too long.
+        qps_too_long: u32,
     },
     /// An address came.
     GidAdded {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use ferroce_api::appliance::{Fallback, IcrcMode, Status};
+use ferroce_api::appliance::{Fallback, IcrcMode, PortStatus, Status};
 use ferroce_api::rpc::{self, DevParams, StatusResult};
 
 use super::ending;
@@ -69,6 +69,7 @@ fn appliance(out: &mut String, status: &Status, details: bool) {
             port.port, port.kind, port.attached_to, port.mode, port.mac, port.mtu, port.queues
         );
         let _ = writeln!(out, "        addresses {}", port.addresses.join(", "));
+        wire(out, port);
         if let Some(problem) = &port.problem {
             let _ = writeln!(out, "        PROBLEM: {problem}");
         }
@@ -114,6 +115,18 @@ fn appliance(out: &mut String, status: &Status, details: bool) {
     }
     for fallback in fallbacks(status) {
         let _ = writeln!(out, "    FALLBACK: {}", fallback_text(fallback));
+    }
+}
+
+/// What an interface that is shared with the kernel shows besides.
+fn wire(out: &mut String, port: &PortStatus) {
+    let value = |name: &str| port.counters.iter().find(|c| c.name == name).map(|c| c.value);
+    if let (Some(not_ours), Some(unowned)) = (value("xdp_rx_not_ours"), value("xdp_rx_unowned_queue")) {
+        let _ = writeln!(
+            out,
+            "        receive queues {} of {} owned, frames on others {unowned}, frames not ours {not_ours}",
+            port.rx_queues_owned, port.rx_queues_present
+        );
     }
 }
 

@@ -64,11 +64,11 @@ impl Remote {
 }
 
 /// One engine, its port and memory.
-pub struct Node {
+pub struct Node<P: Port = ShmPort> {
     pub engine: Engine<Jobs>,
     pub device: SoftDevice,
     pub arena: Arena,
-    pub port: Arc<Mutex<ShmPort>>,
+    pub port: Arc<Mutex<P>>,
     pub gid: Gid,
     pub pd: PdId,
     housekeeper: Housekeeper,
@@ -97,13 +97,13 @@ pub fn config(name: &str, workers: usize, port: &impl Port) -> EngineConfig {
     }
 }
 
-impl Node {
-    pub fn start(name: &str, workers: usize, port: ShmPort) -> Node {
+impl<P: Port<Queue: Send> + Send + 'static> Node<P> {
+    pub fn start(name: &str, workers: usize, port: P) -> Node<P> {
         let cfg = config(name, workers, &port);
         Node::start_with(cfg, port)
     }
 
-    pub fn start_with(cfg: EngineConfig, mut port: ShmPort) -> Node {
+    pub fn start_with(cfg: EngineConfig, mut port: P) -> Node<P> {
         let (queues, workers) = (port.take_queues(), cfg.workers.len());
         let engine = Engine::<Jobs>::start(cfg, queues).expect("the engine starts");
         let device = engine.device();
@@ -304,7 +304,7 @@ pub fn to_rts(sq_psn: u32, link: Link) -> QpModify {
     })
 }
 
-impl Node {
+impl<P: Port<Queue: Send> + Send + 'static> Node<P> {
     pub fn path_to(&self, dgid: Gid, qpn: Qpn, dest_qpn: Qpn) -> AddressVector {
         let mut port = self.port.lock().expect("no panic");
         let request = PathRequest::new(self.gid, dgid, qpn, dest_qpn);

@@ -1,5 +1,5 @@
-//! Engine tests over `shm`, two engines (or an engine and a hand-made peer) in one process. Every test runs with one and
-//! with two workers, adaptive idle policy, bounded waits, no absolute times.
+//! Engine tests over `shm` (and `xdp`, where the interface matters), two engines (or an engine and a hand-made peer) in
+//! one process. Every test runs with one and with two workers, adaptive idle policy, bounded waits, no absolute times.
 
 mod apps;
 mod conformance;
@@ -8,6 +8,10 @@ mod datagrams;
 mod faults;
 mod field_cases;
 mod harness;
+#[allow(dead_code)]
+#[path = "../../../nic/tests/xdp/netns.rs"]
+mod netns;
 mod objects;
 mod rc;
 mod scale;
+mod xdp;

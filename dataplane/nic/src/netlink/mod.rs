@@ -9,7 +9,7 @@ mod message;
 mod resolve;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -21,18 +21,21 @@ use message::{
     Request, attributes, messages, read_u16, read_u32,
 };
 
-pub use resolve::{ResolveError, resolve};
+pub use resolve::{ResolveError, known, resolve};
 
 /// Longest wait for one answer of the kernel.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
+const RTM_DELNEIGH: u16 = 29;
 const RTM_GETNEIGH: u16 = 30;
 
 /// Why a question to the kernel has no answer.
@@ -229,6 +232,11 @@ impl Netlink {
         Ok(Netlink { fd, seq: 0, buffer: vec![0; 64 * 1024] })
     }
 
+    /// The descriptor: any socket of the namespace will do for an ioctl about one of its interfaces.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
     /// All links.
     pub fn links(&mut self) -> Result<Vec<Link>, NetlinkError> {
         let request = || Request::new(RTM_GETLINK, NLM_F_DUMP, &[0; 16]);
@@ -381,31 +389,64 @@ impl Netlink {
     }
 }
 
-/// A socket that hears of changed links and addresses.
+/// What changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// The link, or one of its addresses.
+    pub link: bool,
+    /// A route, or a neighbour on the link.
+    pub paths: bool,
+}
+
+/// A socket that hears of changes that concern one link: of it, its addresses, its neighbours, and all routes.
 pub struct Monitor {
     fd: OwnedFd,
+    index: u32,
     buffer: Vec<u8>,
 }
 
 impl Monitor {
-    /// Opens one in the network namespace of the calling thread.
-    pub fn open() -> Result<Self, NetlinkError> {
-        const LINKS_AND_ADDRESSES: u32 = 0x1 | 0x10 | 0x100;
-        Ok(Monitor { fd: open(LINKS_AND_ADDRESSES, SocketFlags::NONBLOCK)?, buffer: vec![0; 16 * 1024] })
+    /// Opens one for the link with index `index`, in the network namespace of the calling thread.
+    pub fn open(index: u32) -> Result<Self, NetlinkError> {
+        const LINKS: u32 = 0x1;
+        const ADDRESSES: u32 = 0x10 | 0x100;
+        const ROUTES: u32 = 0x40 | 0x400;
+        const NEIGHBOURS: u32 = 0x4;
+        let fd = open(LINKS | ADDRESSES | ROUTES | NEIGHBOURS, SocketFlags::NONBLOCK)?;
+        Ok(Monitor { fd, index, buffer: vec![0; 16 * 1024] })
     }
 
-    /// True when something changed since the last call; reads at most 64 notices, so a storm cannot hold the caller.
-    pub fn changed(&mut self) -> bool {
-        let mut changed = false;
+    /// Readable when there is news.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// What changed since the last call; reads at most 64 notices, so a storm cannot hold the caller.
+    pub fn changes(&mut self) -> Changes {
+        let mut changes = Changes::default();
         for _ in 0..64 {
             match rustix::net::recv(&self.fd, &mut self.buffer[..], RecvFlags::empty()) {
-                Ok(_) => changed = true,
+                Ok((len, _)) => {
+                    for message in messages(self.buffer.get(..len).unwrap_or_default()) {
+                        self.index_concerns(&message, &mut changes);
+                    }
+                }
                 // Notices were lost: what changed is unknown, so everything is read again.
-                Err(Errno::NOBUFS) => changed = true,
+                Err(Errno::NOBUFS) => changes = Changes { link: true, paths: true },
                 Err(_) => break,
             }
         }
-        changed
+        changes
+    }
+
+    fn index_concerns(&self, message: &Message<'_>, changes: &mut Changes) {
+        // The index stands at byte 4 in the fixed part of all but routes.
+        let ours = read_u32(message.body, 4) == Some(self.index);
+        match message.kind {
+            RTM_NEWLINK | RTM_DELLINK | RTM_NEWADDR | RTM_DELADDR => changes.link |= ours,
+            RTM_NEWNEIGH | RTM_DELNEIGH => changes.paths |= ours,
+            _ => changes.paths = true,
+        }
     }
 }
 

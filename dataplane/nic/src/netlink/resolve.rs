@@ -119,6 +119,21 @@ pub fn resolve(
     }
 }
 
+/// The Ethernet address of the next hop as the kernel knows it now, without waiting. An entry that is not confirmed is
+/// probed in the background.
+pub fn known(netlink: &mut Netlink, link: &Link, src: IpAddr, dst: IpAddr) -> Option<[u8; 6]> {
+    if dst.is_multicast() {
+        return Some(multicast_mac(dst));
+    }
+    let next_hop = next_hop(netlink, link, src, dst).ok()?;
+    let entry = netlink.neighbour(link.index, next_hop).ok()?;
+    if !entry.is_some_and(|n| n.confirmed()) {
+        // Refused without the right to probe: then the kernel's own traffic has to confirm it.
+        let _ = netlink.probe_neighbour(link.index, next_hop);
+    }
+    entry.and_then(|n| n.usable())
+}
+
 /// Who gets the frame: the gateway of the route by `link`, or `dst` itself.
 fn next_hop(netlink: &mut Netlink, link: &Link, src: IpAddr, dst: IpAddr) -> Result<IpAddr, ResolveError> {
     let interface = || link.name.clone();

@@ -16,7 +16,7 @@ use super::queue::{Counters, Ends, Shared, ShmQueue};
 use super::rendezvous::{self, Connection, Joined, Listener, Place, Step};
 use super::ring::{Consumer, Direction, Producer};
 use super::sys;
-use crate::port::{Caps, Fallback, Port, PortError};
+use crate::port::{Caps, Fallback, Port, PortError, RxQueues};
 
 /// After a refusal the next try waits so long.
 const RETRY: Duration = Duration::from_millis(500);
@@ -248,6 +248,10 @@ impl Port for ShmPort {
         Caps {
             kind: "shm",
             queues: self.ours.geometry.queues,
+            rx_queues: RxQueues {
+                owned: self.ours.geometry.queues.into(),
+                present: self.ours.geometry.queues.into(),
+            },
             mtu: self.ours.mtu,
             mac: self.ours.mac,
             scatter_rx: false,

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use super::bpf::{ATTACH_GENERIC, ATTACH_NATIVE, Link as BpfLink, Map, MapKind, Program, program_name};
-use super::program::{address_key, assemble};
+use super::program::{COUNTED_QUEUES, COUNTERS, LINE, NOT_OURS, UNOWNED, address_key, assemble};
 use super::rights::missing_capability;
 use super::{AsRawFd, MULTI_BUFFER, XdpMode, error};
 use crate::netlink::{Link, Netlink};
@@ -27,8 +27,8 @@ pub(super) struct Attachment {
     _program: Program,
     sockets: Map,
     addresses: Map,
-    unowned: Map,
-    /// Count of `unowned` when all sockets were in place.
+    counters: Map,
+    /// Frames of ours without a socket when all sockets were in place.
     unowned_before: u64,
     current: BTreeSet<IpAddr>,
     /// True in the driver, false in the network stack.
@@ -46,9 +46,9 @@ impl Attachment {
             Map::new(MapKind::Xsk, "ferroce_xsks", 4, 4, rx_queues).map_err(step("BPF map of sockets"))?;
         let addresses = Map::new(MapKind::Hash, "ferroce_addrs", 16, 1, MAX_ADDRESSES)
             .map_err(step("BPF map of addresses"))?;
-        let unowned =
-            Map::new(MapKind::Array, "ferroce_unowned", 4, 8, 1).map_err(step("BPF map of counters"))?;
-        let code = assemble(sockets.fd(), addresses.fd(), unowned.fd());
+        let counters = Map::new(MapKind::Array, "ferroce_counts", 4, 8, COUNTERS)
+            .map_err(step("BPF map of counters"))?;
+        let code = assemble(sockets.fd(), addresses.fd(), counters.fd());
         let program = Program::load(&own_name(), &code, frags).map_err(|(errno, log)| {
             let mut error = load_error(&link.name, "BPF program", errno, &log);
             if frags && errno == Errno::INVAL {
@@ -62,7 +62,7 @@ impl Attachment {
             _program: program,
             sockets,
             addresses,
-            unowned,
+            counters,
             unowned_before: 0,
             current: BTreeSet::new(),
             native,
@@ -85,8 +85,18 @@ impl Attachment {
         self.unowned_total().saturating_sub(self.unowned_before)
     }
 
+    /// Frames that were not ours and stayed with the kernel.
+    pub fn not_ours(&self) -> u64 {
+        self.total(NOT_OURS)
+    }
+
     fn unowned_total(&self) -> u64 {
-        self.unowned.lookup_u64(&0u32.to_ne_bytes()).unwrap_or(0)
+        self.total(UNOWNED)
+    }
+
+    fn total(&self, place: u32) -> u64 {
+        let one = |queue: u32| self.counters.lookup_u64(&(queue * LINE + place).to_ne_bytes()).unwrap_or(0);
+        (0..COUNTED_QUEUES).map(one).sum()
     }
 
     /// Takes frames for these addresses and no others.

@@ -46,7 +46,7 @@ impl Found {
             let allowed = "an interface that is up: this one is down".to_string();
             return Err(error("interface", name.clone(), allowed, &format!("ip link set {name} up")));
         }
-        let rx_queues = receive_queues(&link);
+        let rx_queues = receive_queues(&netlink, &link);
         let owned = config.queues.unwrap_or(rx_queues);
         if owned != rx_queues {
             return Err(error(
@@ -72,8 +72,8 @@ impl Found {
 
 /// Receive queues in use: from the driver where it says, else from sysfs where that shows this namespace, else as many
 /// as were allocated.
-fn receive_queues(link: &Link) -> u32 {
-    if let Some(active) = sys::active_rx_queues(&link.name).ok().filter(|n| *n > 0) {
+fn receive_queues(netlink: &Netlink, link: &Link) -> u32 {
+    if let Some(active) = active_queues(netlink, link) {
         return active;
     }
     let folder = std::path::Path::new("/sys/class/net").join(&link.name);
@@ -87,4 +87,9 @@ fn receive_queues(link: &Link) -> u32 {
         }
     }
     link.rx_queues.max(1)
+}
+
+/// As many as the driver says that it uses now, where it says.
+pub(super) fn active_queues(netlink: &Netlink, link: &Link) -> Option<u32> {
+    sys::active_rx_queues(netlink.fd(), &link.name).ok().filter(|n| *n > 0)
 }

@@ -12,6 +12,7 @@
 mod attach;
 mod bpf;
 mod found;
+mod groups;
 mod program;
 mod queue;
 mod rights;
@@ -23,18 +24,19 @@ mod umem;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ferroce_mem::os::{Arena, ArenaConfig, PagePolicy};
 
-use crate::netlink::{Address, Link, Monitor, Netlink, NetlinkError, resolve};
-use crate::port::{Caps, Fallback, Port, PortError};
+use crate::netlink::{Address, Link, Monitor, Netlink, NetlinkError, known, resolve};
+use crate::port::{Caps, Fallback, Port, PortError, RxQueues};
 
 use attach::Attachment;
-use found::Found;
+use found::{Found, active_queues};
+use groups::Groups;
 use queue::QueueShared;
 use rights::require_capabilities;
 use room::{ETHERNET_BYTES, Room};
@@ -123,6 +125,10 @@ pub struct XdpPort {
     netlink: Netlink,
     monitor: Monitor,
     addresses: Vec<Address>,
+    groups: Groups,
+    /// Receive queues that the interface has now.
+    queues_present: u32,
+    paths_changed: bool,
     queues: Vec<XdpQueue>,
     cores: Vec<Arc<SocketCore>>,
     shared: Vec<Arc<QueueShared>>,
@@ -193,7 +199,7 @@ impl XdpPort {
         let interface = &config.interface;
         let Found { link, rx_queues } = found;
         let netlink = Netlink::open().map_err(|e| netlink_error(interface, &e))?;
-        let monitor = Monitor::open().map_err(|e| netlink_error(interface, &e))?;
+        let monitor = Monitor::open(link.index).map_err(|e| netlink_error(interface, &e))?;
         let attachment = Attachment::new(link, *rx_queues, config.mode, room.parts > 1)?;
         let mut port = XdpPort {
             fallbacks: attachment.fallback.clone().into_iter().collect(),
@@ -205,6 +211,9 @@ impl XdpPort {
             netlink,
             monitor,
             addresses: Vec::new(),
+            groups: Groups::default(),
+            queues_present: *rx_queues,
+            paths_changed: false,
             queues: Vec::new(),
             cores: Vec::new(),
             shared: Vec::new(),
@@ -285,12 +294,14 @@ impl XdpPort {
         Ok(())
     }
 
-    /// Makes the program take frames for exactly our addresses. Configured ones count even while the kernel lacks them.
+    /// Makes the program take frames for exactly our addresses and groups. Configured addresses count even while the kernel
+    /// lacks them.
     fn sync_addresses(&mut self) -> Result<(), rustix::io::Errno> {
         let mut wanted: BTreeSet<IpAddr> = self.config.addresses.iter().copied().collect();
         if wanted.is_empty() {
             wanted = self.addresses.iter().map(|a| a.ip).collect();
         }
+        wanted.extend(self.groups.wanted());
         self.attachment.set_addresses(&wanted)
     }
 
@@ -311,6 +322,7 @@ impl Port for XdpPort {
         Caps {
             kind: "xdp",
             queues: self.config.workers,
+            rx_queues: RxQueues { owned: self.rx_queues, present: self.queues_present },
             mtu: self.mtu(),
             mac: self.link.mac,
             scatter_rx: self.room.parts > 1,
@@ -338,7 +350,11 @@ impl Port for XdpPort {
     }
 
     fn housekeep(&mut self) {
-        if !self.monitor.changed() {
+        // No notice tells of it.
+        self.queues_present = active_queues(&self.netlink, &self.link).unwrap_or(self.queues_present);
+        let changes = self.monitor.changes();
+        self.paths_changed |= changes.paths || changes.link;
+        if !changes.link {
             return;
         }
         match self.netlink.link_by_index(self.link.index) {
@@ -356,8 +372,44 @@ impl Port for XdpPort {
         }
     }
 
+    fn problem(&self) -> Option<PortError> {
+        if self.queues_present > self.rx_queues {
+            let (present, owned) = (self.queues_present, self.rx_queues);
+            return Some(error(
+                "queues",
+                format!("{present} receive queues of {}", self.link.name),
+                format!("{owned}, as many as there were at the start: {present} queues, {owned} owned"),
+                &format!(
+                    "frames on the others are lost to us ({} so far): ethtool -L {} combined {owned}, or start again",
+                    self.attachment.unowned(),
+                    self.link.name
+                ),
+            ));
+        }
+        self.groups.problem(&self.link)
+    }
+
+    fn housekeep_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.monitor.fd()]
+    }
+
     fn addresses(&self) -> Vec<(IpAddr, u8)> {
-        self.addresses.iter().map(|a| (a.ip, a.prefix)).collect()
+        // One that is not known to be ours alone is nobody's yet.
+        self.addresses.iter().filter(|a| !a.tentative).map(|a| (a.ip, a.prefix)).collect()
+    }
+
+    fn next_hop(&mut self, src: IpAddr, dst: IpAddr) -> Option<[u8; 6]> {
+        known(&mut self.netlink, &self.link, src, dst)
+    }
+
+    fn paths_changed(&mut self) -> bool {
+        std::mem::take(&mut self.paths_changed)
+    }
+
+    fn set_groups(&mut self, groups: &[IpAddr]) {
+        if self.groups.set(&self.link, groups) && self.sync_addresses().is_err() {
+            self.address_errors += 1;
+        }
     }
 
     fn resolve(&mut self, src: IpAddr, dst: IpAddr, deadline: Instant) -> Result<[u8; 6], PortError> {
@@ -400,6 +452,7 @@ impl Port for XdpPort {
             ("xdp_rx_ring_full", ring_full),
             ("xdp_rx_fill_ring_empty", fill_empty),
             ("xdp_rx_invalid_descs", rx_invalid),
+            ("xdp_rx_not_ours", self.attachment.not_ours()),
             ("xdp_rx_unowned_queue", self.attachment.unowned()),
             ("xdp_rx_kicks", sum(|c| &c.rx_kicks)),
             ("xdp_tx_kicks", sum(|c| &c.tx_kicks)),
@@ -410,6 +463,7 @@ impl Port for XdpPort {
             ("xdp_tx_oversize", sum(|c| &c.tx_oversize)),
             ("xdp_tx_no_room", sum(|c| &c.tx_no_room)),
             ("xdp_tx_no_carrier", sum(|c| &c.tx_no_carrier)),
+            ("groups_joined", self.groups.joined() as u64),
             ("link_changes", self.link_changes),
             ("address_errors", self.address_errors),
         ]

@@ -116,6 +116,11 @@ impl Assembler {
         self.push(0x57, dst, 0, 0, value);
     }
 
+    /// `dst <<= bits`
+    pub fn shift_left(&mut self, dst: Reg, bits: i32) {
+        self.push(0x67, dst, 0, 0, bits);
+    }
+
     /// `dst = *(width *)(src + offset)`
     pub fn load(&mut self, width: Width, dst: Reg, src: Reg, offset: i16) {
         self.push(0x61 | width as u8, dst, src as u8, offset, 0);
@@ -191,15 +196,29 @@ pub(super) const XDP_PASS: i32 = 2;
 /// Answer of an XDP program: the frame goes elsewhere.
 pub(super) const XDP_REDIRECT: i32 = 4;
 
+/// Offset of the receive queue's number in the context.
+const RX_QUEUE_INDEX: i16 = 16;
 /// Offset from the frame pointer of the 16-byte address key.
 const KEY: i16 = -16;
 
-/// The program. `sockets` is an XSKMAP by receive queue, `addresses` a hash with keys of [`address_key`], `unowned` an
-/// array whose entry 0 counts frames of ours on a queue without a socket.
+/// Counters per receive queue: a cache line each, so that queues on several cores do not get in each other's way.
+/// Queues beyond [`COUNTED_QUEUES`] share them.
+pub(super) const COUNTERS: u32 = COUNTED_QUEUES * LINE;
+/// A power of two.
+pub(super) const COUNTED_QUEUES: u32 = 64;
+/// Counters of 8 bytes in a cache line.
+pub(super) const LINE: u32 = 8;
+/// Place in a line: frames of ours on a queue without a socket.
+pub(super) const UNOWNED: u32 = 0;
+/// Place in a line: frames that are not ours, and stay with the kernel.
+pub(super) const NOT_OURS: u32 = 1;
+
+/// The program. `sockets` is an XSKMAP by receive queue, `addresses` a hash with keys of [`address_key`], `counters` an
+/// array of [`COUNTERS`] counters.
 pub(super) fn assemble(
     sockets: BorrowedFd<'_>,
     addresses: BorrowedFd<'_>,
-    unowned: BorrowedFd<'_>,
+    counters: BorrowedFd<'_>,
 ) -> Vec<Instruction> {
     use Reg::*;
     let mut a = Assembler::default();
@@ -237,9 +256,10 @@ pub(super) fn assemble(
     a.jump_value(When::Equal, R0, 0, pass);
 
     a.bind(redirect);
-    to_socket(&mut a, sockets, unowned);
+    to_socket(&mut a, sockets, counters);
 
     a.bind(pass);
+    count(&mut a, counters, NOT_OURS);
     a.set(R0, XDP_PASS);
     a.exit();
     a.finish()
@@ -291,10 +311,8 @@ fn ipv6_headers(a: &mut Assembler, pass: Label) {
 }
 
 /// Sends the frame to the socket of its queue; without one it is counted and stays with the kernel.
-fn to_socket(a: &mut Assembler, sockets: BorrowedFd<'_>, unowned: BorrowedFd<'_>) {
+fn to_socket(a: &mut Assembler, sockets: BorrowedFd<'_>, counters: BorrowedFd<'_>) {
     use Reg::*;
-    const RX_QUEUE_INDEX: i16 = 16;
-    const COUNTER_KEY: i16 = -24;
     let out = a.label();
     a.map(R1, sockets);
     a.load(Width::Word, R2, R6, RX_QUEUE_INDEX);
@@ -302,17 +320,30 @@ fn to_socket(a: &mut Assembler, sockets: BorrowedFd<'_>, unowned: BorrowedFd<'_>
     a.call(REDIRECT_MAP);
     a.copy(R8, R0);
     a.jump_value(When::Equal, R8, XDP_REDIRECT, out);
-    a.store_value(Width::Word, R10, COUNTER_KEY, 0);
-    a.map(R1, unowned);
-    a.copy(R2, R10);
-    a.add(R2, i32::from(COUNTER_KEY));
-    a.call(MAP_LOOKUP);
-    a.jump_value(When::Equal, R0, 0, out);
-    a.set(R1, 1);
-    a.atomic_add(R0, 0, R1);
+    count(a, counters, UNOWNED);
     a.bind(out);
     a.copy(R0, R8);
     a.exit();
+}
+
+/// Adds 1 to a counter of the frame's queue. Keeps R6 to R8.
+fn count(a: &mut Assembler, counters: BorrowedFd<'_>, place: u32) {
+    use Reg::*;
+    const COUNTER_KEY: i16 = -24;
+    let none = a.label();
+    a.load(Width::Word, R1, R6, RX_QUEUE_INDEX);
+    a.and(R1, COUNTED_QUEUES.cast_signed() - 1);
+    a.shift_left(R1, LINE.ilog2().cast_signed());
+    a.add(R1, place.cast_signed());
+    a.store(Width::Word, R10, COUNTER_KEY, R1);
+    a.map(R1, counters);
+    a.copy(R2, R10);
+    a.add(R2, i32::from(COUNTER_KEY));
+    a.call(MAP_LOOKUP);
+    a.jump_value(When::Equal, R0, 0, none);
+    a.set(R1, 1);
+    a.atomic_add(R0, 0, R1);
+    a.bind(none);
 }
 
 /// A 16-bit number as a load of network bytes yields it.

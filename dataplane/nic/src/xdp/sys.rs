@@ -123,15 +123,10 @@ struct Channels {
     combined: u32,
 }
 
-/// The number of receive queues that the driver uses now (`ethtool -l`); an error where the driver cannot say.
-pub(super) fn active_rx_queues(interface: &str) -> Result<u32, Errno> {
+/// The number of receive queues that the driver uses now (`ethtool -l`); an error where the driver cannot say. Asked
+/// through any socket of the interface's network namespace.
+pub(super) fn active_rx_queues(socket: BorrowedFd<'_>, interface: &str) -> Result<u32, Errno> {
     const ETHTOOL_GCHANNELS: u32 = 0x3c;
-    let socket = rustix::net::socket_with(
-        rustix::net::AddressFamily::INET,
-        rustix::net::SocketType::DGRAM,
-        rustix::net::SocketFlags::CLOEXEC,
-        None,
-    )?;
     let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
     // SAFETY: `ifreq` is plain data, for which all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -12,7 +12,7 @@ use ferroce_verbs::{
     AddressVector, ClassId, PathMtu, PostError, QpInfo, QpInitAttr, QpModify, QpState, QpType, RecvWr,
     RtrAttrs, RtsAttrs, SendWr, Wc, WcStatus,
 };
-use ferroce_wire::{NakCode, Packet, Psn, Qpn, Service};
+use ferroce_wire::{MacAddr, NakCode, Packet, Psn, Qpn, Service};
 
 pub(crate) use base::Base;
 
@@ -134,6 +134,28 @@ impl Qp {
             }
         };
         Qp { base: Base::new(qpn, attr), machine }
+    }
+
+    /// The peer's next hop, or our own port, has other Ethernet addresses now; nothing else of the path changes.
+    pub fn set_link(&mut self, smac: MacAddr, dmac: MacAddr) {
+        if let Some(rtr) = &mut self.base.rtr {
+            (rtr.av.smac, rtr.av.dmac) = (smac, dmac);
+        }
+    }
+
+    /// The packet with this PSN, which the sink took last, is longer than the interface carries and did not leave: the
+    /// queue pair goes to error. The oldest unfinished send fails with `LocLenErr`; a response (to a READ) is refused to the
+    /// peer instead, with a NAK that says that the fault is here.
+    pub fn cannot_carry(&mut self, psn: Psn, is_response: bool) {
+        if self.base.state == QpState::Err {
+            return;
+        }
+        match &mut self.machine {
+            Machine::Rc(rc) if is_response => rc.cannot_answer(&mut self.base, psn),
+            Machine::Rc(_) | Machine::Uc(_) | Machine::Ud(_) => {
+                self.base.fail_send(WcStatus::LocLenErr, psn);
+            }
+        }
     }
 
     /// Appends the image of the queue pair: all that it is. Whoever moves it exports it, gives the bytes to

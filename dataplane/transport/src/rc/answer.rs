@@ -179,11 +179,20 @@ impl Responder {
         psn: Psn,
         code: NakCode,
     ) -> Answered {
+        self.give_up(base, psn, code);
+        self.send_last(base, sink)
+    }
+
+    /// A response was too long for the interface: the peer is told that the fault is here.
+    pub(super) fn cannot_answer(&mut self, base: &mut Base, psn: Psn) {
+        self.give_up(base, psn, NakCode::RemoteOperational);
+    }
+
+    fn give_up(&mut self, base: &mut Base, psn: Psn, code: NakCode) {
         self.resources.abandon();
         self.duplicate_ack = None;
         self.nak = Some(Nak { psn, syndrome: Syndrome::Nak(code) });
         base.fail_request(psn, Some(code), None);
-        self.send_last(base, sink)
     }
 }
 

@@ -53,6 +53,11 @@ impl Rc {
         self.requester = Requester::start(base, rts);
     }
 
+    /// A response can't be sent, whatever happens.
+    pub(crate) fn cannot_answer(&mut self, base: &mut Base, psn: Psn) {
+        self.responder.cannot_answer(base, psn);
+    }
+
     /// Attributes changed while the state stayed.
     pub(crate) fn change(&mut self, base: &Base) {
         if let Some(rtr) = &base.rtr {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// The loaded program, with a socket on queue 0 (the queue of a test run) if asked for.
 struct Bench {
     program: Program,
-    unowned: Map,
+    counters: Map,
     _maps: [Map; 2],
     _socket: Option<OwnedFd>,
 }
@@ -26,11 +26,11 @@ impl Bench {
             }
         };
         let addresses = Map::new(MapKind::Hash, "t_addrs", 16, 1, 8).unwrap();
-        let unowned = Map::new(MapKind::Array, "t_unowned", 4, 8, 1).unwrap();
+        let counters = Map::new(MapKind::Array, "t_counters", 4, 8, COUNTERS).unwrap();
         for ip in [OURS_V4, OURS_V6] {
             addresses.update(&address_key(ip.parse().unwrap()), &[1]).unwrap();
         }
-        let code = assemble(sockets.fd(), addresses.fd(), unowned.fd());
+        let code = assemble(sockets.fd(), addresses.fd(), counters.fd());
         let program = Program::load("ferroce_test", &code, false)
             .unwrap_or_else(|(errno, log)| panic!("{errno}\n{log}"));
         let socket = with_socket.then(|| {
@@ -39,7 +39,7 @@ impl Bench {
             sockets.update(&0u32.to_ne_bytes(), &fd.as_fd().as_raw_fd().to_ne_bytes()).unwrap();
             fd
         });
-        Some(Bench { program, unowned, _maps: [sockets, addresses], _socket: socket })
+        Some(Bench { program, counters, _maps: [sockets, addresses], _socket: socket })
     }
 
     #[track_caller]
@@ -48,7 +48,11 @@ impl Bench {
     }
 
     fn unowned(&self) -> u64 {
-        self.unowned.lookup_u64(&0u32.to_ne_bytes()).unwrap()
+        self.counters.lookup_u64(&UNOWNED.to_ne_bytes()).unwrap()
+    }
+
+    fn not_ours(&self) -> u64 {
+        self.counters.lookup_u64(&NOT_OURS.to_ne_bytes()).unwrap()
     }
 }
 
@@ -105,6 +109,9 @@ fn roce_for_us_and_mac_control_are_taken() {
 #[test]
 fn everything_else_stays_with_the_kernel() {
     let Some(bench) = Bench::new(true) else { return };
+    assert_eq!(bench.not_ours(), 0);
+    bench.expect("ARP", &ethernet(&[], 0x0806, &[0; 28]), XDP_PASS);
+    assert_eq!((bench.not_ours(), bench.unowned()), (1, 0));
     let v4 = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut frame = ethernet(&[], 0x0800, &ipv4(OURS_V4, 4791));
         change(&mut frame);
@@ -150,6 +157,6 @@ fn a_queue_without_a_socket_is_counted_and_passes() {
 fn the_program_is_short() {
     // The kernel allows far more; this notices code that grows by accident.
     let Some(bench) = Bench::new(false) else { return };
-    let code = assemble(bench._maps[0].fd(), bench._maps[1].fd(), bench.unowned.fd());
+    let code = assemble(bench._maps[0].fd(), bench._maps[1].fd(), bench.counters.fd());
     assert!(code.len() < 100, "{} instructions", code.len());
 }
