@@ -191,7 +191,11 @@ fn news_of_the_device_become_events_and_snapshots() {
     let events: Vec<_> = std::iter::from_fn(|| engine.next_event()).map(|e| e.kind).collect();
     assert_eq!(
         events,
-        [EngineEventKind::Async(AsyncEvent::PortErr), EngineEventKind::Async(AsyncEvent::GidChange)]
+        [
+            EngineEventKind::Async(AsyncEvent::PortErr),
+            EngineEventKind::Mtu { netdev_mtu: 1500, too_long: 0 },
+            EngineEventKind::Async(AsyncEvent::GidChange)
+        ]
     );
     let port = engine.device().query_port(1).expect("port 1");
     assert_eq!((port.active, port.active_mtu, port.gid_tbl_len), (false, PathMtu::Mtu1024, 2));
