@@ -24,7 +24,8 @@ impl PerfService {
                 self.recv_lane += 1;
             }
         }
-        if self.recv_lane >= self.lanes.count() {
+        if self.recv_lane == self.lanes.count() {
+            self.recv_lane += 1;
             self.progress.set_ready();
         }
         Ok(count)

@@ -129,3 +129,50 @@ impl PerfSpec {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::{PerfRate, Role};
+
+    #[test]
+    fn what_does_not_go_together_is_named() {
+        let bw = PerfSpec::new(PerfOp::Send, PerfMode::Bw, Role::Client, 64);
+        let lat = PerfSpec::new(PerfOp::Write, PerfMode::Lat, Role::Client, 64);
+        let perftest = PerfSpec { layout: PerfLayout::Perftest, ..lat };
+        let rate = |msgs_per_s, burst| Some(PerfRate { msgs_per_s, burst });
+        for (attribute, spec) in [
+            ("connection", PerfSpec { connection: QpType::Ud, ..lat }),
+            ("qps", PerfSpec { qps: 0, ..bw }),
+            ("qps", PerfSpec { qps: 4097, ..bw }),
+            ("qps", PerfSpec { qps: 2, ..perftest }),
+            ("warmup", PerfSpec { warmup: 1, ..perftest }),
+            ("bidirectional", PerfSpec { bidirectional: true, ..lat }),
+            ("events", PerfSpec { events: true, ..lat }),
+            ("size", PerfSpec { op: PerfOp::CmpSwap, ..bw }),
+            ("size", PerfSpec { connection: QpType::Ud, largest: 4097, ..bw }),
+            ("size", PerfSpec { largest: 63, ..bw }),
+            ("margin", PerfSpec { margin_ns: 5, ..bw }),
+            ("margin", PerfSpec { margin_ns: 5, duration_ns: Some(10), ..bw }),
+            ("post_list", PerfSpec { post_list: 0, ..bw }),
+            ("post_list", PerfSpec { post_list: 129, ..bw }),
+            ("rate", PerfSpec { rate: rate(0, 1), ..bw }),
+            ("burst", PerfSpec { rate: rate(1, 0), ..bw }),
+            ("burst", PerfSpec { rate: rate(1, 2), ..lat }),
+            ("open_loop", PerfSpec { open_loop: true, ..lat }),
+            ("open_loop", PerfSpec { open_loop: true, rate: rate(1, 1), ..bw }),
+        ] {
+            assert_eq!(spec.check().map_err(|e| e.attribute), Err(attribute), "{spec:?}");
+        }
+        for spec in [
+            bw,
+            lat,
+            perftest,
+            PerfSpec { open_loop: true, rate: rate(1, 1), ..lat },
+            PerfSpec { margin_ns: 4, duration_ns: Some(10), ..bw },
+            PerfSpec { connection: QpType::Ud, qps: 4096, post_list: 128, bidirectional: true, ..bw },
+        ] {
+            assert_eq!(spec.check(), Ok(()));
+        }
+    }
+}

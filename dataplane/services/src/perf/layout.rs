@@ -154,3 +154,77 @@ fn perftest(spec: &PerfSpec) -> Layout {
         list: (list > 1).then_some(list),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::Role;
+
+    fn perftest(op: PerfOp, mode: PerfMode, qps: u32, size: u32, largest: u32) -> PerfSpec {
+        let layout = PerfLayout::Perftest;
+        PerfSpec { layout, qps, largest, ..PerfSpec::new(op, mode, Role::Client, size) }
+    }
+
+    /// Addresses as perftest 4.5 works them out, relative to its buffer.
+    #[test]
+    fn perftests_addresses() {
+        // One page each way is the least.
+        let small = perftest(PerfOp::Write, PerfMode::Lat, 1, 2, 2);
+        assert_eq!((small.announced_offset(0), small.memory_bytes()), (4096, 8192));
+        // The halves of all queue pairs come first, then what the peers are told.
+        let many = perftest(PerfOp::Write, PerfMode::Bw, 8, 65536, 65536);
+        assert_eq!(many.announced_offset(0), 8 * 65536);
+        assert_eq!(many.announced_offset(7), 15 * 65536);
+        assert_eq!(many.memory_bytes(), 16 * 65536);
+        // What the peer is told is not rounded up, where receives lie is.
+        let odd = perftest(PerfOp::Send, PerfMode::Bw, 2, 65537, 65537);
+        assert_eq!((odd.announced_offset(1), odd.layout().receive.at(1, 0)), (3 * 65537, 3 * 65600));
+        assert_eq!(odd.memory_bytes(), 4 * 65600);
+        // A datagram's data begins at a cache line.
+        let datagram =
+            PerfSpec { connection: QpType::Ud, ..perftest(PerfOp::Send, PerfMode::Bw, 1, 1024, 1024) };
+        assert_eq!((datagram.layout().receive.at(0, 0) + GRH_BYTES) % 64, 0);
+        assert_eq!(datagram.recv_bytes(), 1064);
+        assert_eq!(datagram.memory_bytes(), 8192 + 64);
+        assert!(datagram.layout().receive.at(0, 0) + 1064 <= datagram.memory_bytes());
+        // A sweep keeps its places.
+        let sweep = perftest(PerfOp::Read, PerfMode::Bw, 1, 2, 8 << 20);
+        assert_eq!(sweep.announced_offset(0), 8 << 20);
+    }
+
+    #[test]
+    fn small_messages_walk_over_a_page() {
+        let places = |op, mode, size, post_list| {
+            let spec = PerfSpec { post_list, ..perftest(op, mode, 2, size, size) };
+            let layout = spec.layout();
+            let at = |message| layout.message(&layout.written, 1, message) - layout.told(1);
+            (0..70).map(at).collect::<Vec<u64>>()
+        };
+        let eight = places(PerfOp::FetchAdd, PerfMode::Bw, 8, 1);
+        assert_eq!((eight[1], eight[63], eight[64]), (64, 63 * 64, 0));
+        // 4096 / 1088 places.
+        assert_eq!(places(PerfOp::Write, PerfMode::Bw, 1025, 1)[..5], [0, 1088, 2176, 0, 1088]);
+        assert!(places(PerfOp::Write, PerfMode::Bw, 2049, 1).iter().all(|at| *at == 0));
+        assert!(places(PerfOp::Write, PerfMode::Lat, 8, 1).iter().all(|at| *at == 0));
+        // A list has its own places, and is posted again as it is.
+        assert_eq!(places(PerfOp::Write, PerfMode::Bw, 8, 3)[..5], [0, 64, 128, 0, 64]);
+    }
+
+    #[test]
+    fn queue_pairs_never_share_memory() {
+        for op in PerfOp::ALL {
+            for mode in [PerfMode::Lat, PerfMode::Bw] {
+                for (check_data, qps, size) in [(false, 5, 100), (true, 5, 100), (true, 3, 70_000)] {
+                    let size = if op.is_atomic() { 8 } else { size };
+                    let spec = PerfSpec { check_data, qps, ..PerfSpec::new(op, mode, Role::Client, size) };
+                    let layout = spec.layout();
+                    for area in [layout.outgoing, layout.receive] {
+                        assert!(area.slots * area.stride <= area.per_lane);
+                        let last = area.at(qps as usize - 1, area.slots - 1);
+                        assert!(last + u64::from(spec.recv_bytes()) <= spec.memory_bytes(), "{spec:?}");
+                    }
+                }
+            }
+        }
+    }
+}

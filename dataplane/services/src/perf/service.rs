@@ -47,7 +47,7 @@ pub struct PerfService {
     pub(super) warming: bool,
     /// A duration is over: so many sends there will have been.
     pub(super) closed: Option<u64>,
-    /// The first receives: the lane whose turn it is; done at the number of lanes.
+    /// The first receives: the lane whose turn it is; beyond the last one, they are posted and the peer may start.
     pub(super) recv_lane: usize,
     /// When the unanswered message of a closed loop was posted.
     pub(super) asked_at_ns: Option<u64>,
