@@ -16,21 +16,21 @@ PingpongCell = collections.namedtuple("PingpongCell", "name kind role kernel fam
 
 def shapes():
     """Kind, family, path MTU, size and percent lost, each of them for both roles."""
-    for loss, family, mtu, size in itertools.product((0, 1), ("v4", "v6"), (1024, 2048), (1, 1023, 4096, 65536)):
+    for loss, family, mtu, size in itertools.product((0, 1), ("v4", "v6"), (1024, 4096), (1, 1023, 4096, 65536)):
         yield "rc", family, mtu, size, loss
     # Nothing is repeated over UC and UD, so nothing is lost on purpose. A datagram is one packet, and the original has
     # no option for the path MTU there.
-    for kind, sizes in (("uc", ((1024, 1), (2048, 1023), (1024, 4096), (2048, 65536))),
-                        ("ud", ((2048, 1), (2048, 1023), (2048, 2048))),
+    for kind, sizes in (("uc", ((1024, 1), (2048, 1023), (1024, 4096), (4096, 65536))),
+                        ("ud", ((4096, 1), (4096, 1023), (4096, 4096))),
                         ("srq", ((1024, 1), (2048, 1023), (1024, 4096)))):
         for family, (mtu, size) in itertools.product(("v4", "v6"), sizes):
             yield kind, family, mtu, size, 0
 
 
-QUICK = {("rc", "client", "v4", 1024, 1023, 0), ("rc", "server", "v6", 2048, 4096, 0), ("rc", "client", "v6", 1024, 65536, 0),
-         ("rc", "server", "v4", 2048, 65536, 0), ("rc", "client", "v4", 2048, 65536, 1), ("rc", "server", "v6", 1024, 4096, 1),
-         ("uc", "client", "v4", 1024, 4096, 0), ("uc", "server", "v6", 2048, 65536, 0), ("ud", "client", "v6", 2048, 1023, 0),
-         ("ud", "server", "v4", 2048, 2048, 0), ("srq", "client", "v6", 1024, 4096, 0), ("srq", "server", "v4", 2048, 1023, 0)}
+QUICK = {("rc", "client", "v4", 1024, 1023, 0), ("rc", "server", "v6", 4096, 4096, 0), ("rc", "client", "v6", 1024, 65536, 0),
+         ("rc", "server", "v4", 4096, 65536, 0), ("rc", "client", "v4", 4096, 65536, 1), ("rc", "server", "v6", 1024, 4096, 1),
+         ("uc", "client", "v4", 1024, 4096, 0), ("uc", "server", "v6", 4096, 65536, 0), ("ud", "client", "v6", 4096, 1023, 0),
+         ("ud", "server", "v4", 4096, 4096, 0), ("srq", "client", "v6", 1024, 4096, 0), ("srq", "server", "v4", 2048, 1023, 0)}
 
 
 def pingpong_cells():

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-TAP, MTU = "tap0", 3400
+TAP, MTU = "tap0", 4200
 HOST = {"v4": "10.77.0.2", "v6": "fd77::2"}
 GUEST = {"v4": "10.77.0.1", "v6": "fd77::1"}
 PREFIX = "ferroce-interop-"
