@@ -10,6 +10,7 @@ LIMIT = 120             # for either side of a cell
 MESSAGES = {2: 200, 8: 200, 65536: 40}  # of a queue pair, where not at defaults
 UNRELIABLE_PACKETS_PER_S = 2000         # what an emulated guest surely takes: nothing repeats what it drops
 UNRELIABLE_MESSAGES = 300               # at defaults, for the same reason
+ACK_TIMEOUT = 18        # 4.096 us x 2^18, a second: an emulated guest may be still for longer than the default of 67 ms
 DEFAULTS = {"lat": (2, 1000), "bw": (65536, 1000), "write_bw": (65536, 5000), "atomic": (8, 1000)}
 
 __all__ = ["perf_cells", "run_perf"]
@@ -23,7 +24,7 @@ def shape(cell):
     if cell.size is not None:
         return cell.size, MESSAGES.get(cell.size, 200), capped
     if cell.connection == "UD" and mode == "bw":
-        size = 2048  # perftest: the path MTU
+        size = 4096  # perftest: the path MTU, and the wire carries the largest
     return size, UNRELIABLE_MESSAGES if capped else messages, capped
 
 
@@ -31,7 +32,7 @@ def run_perf(bench, cell):
     """Runs one cell; returns what it counted, or raises Failed."""
     port = bench.next_port()
     size, messages, capped = shape(cell)
-    given = ["-c", cell.connection, "-p", str(port)]
+    given = ["-c", cell.connection, "-p", str(port), "-u", str(ACK_TIMEOUT)]
     if cell.size is not None:
         given += ["-s", str(size)] if not cell.test.startswith("atomic") else []
         given += ["-n", str(messages)]
@@ -39,7 +40,7 @@ def run_perf(bench, cell):
         given += ["-q", str(cell.qps)] if cell.test.endswith("_bw") else []
     elif capped:
         given += ["-n", str(messages)]
-    if cell.test == "atomic_lat" or cell.test == "atomic_bw":
+    if cell.test.startswith("atomic"):
         given = given[2:]  # RC alone, and -c is unknown to it
     sender = []
     if capped:
@@ -60,6 +61,8 @@ def judge(bench, cell, outcome, dropped):
     """The verdict of a cell of which both ends were content."""
     size, messages, _ = shape(cell)
     total = messages * (cell.qps or 1)
+    if not outcome.ours.strip():
+        raise Failed("ferroce ended well and printed nothing")
     result = json.loads(outcome.ours.splitlines()[-1])
     if (result["size_bytes"], result["connection"], result["qps"]) != (size, cell.connection, cell.qps or 1):
         raise Failed(f"ferroce ran {result['qps']} QPs of {result['connection']} at {result['size_bytes']} bytes")
