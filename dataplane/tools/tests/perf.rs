@@ -90,7 +90,7 @@ fn several_queue_pairs_both_directions_lists_and_events() {
         ("read-lat", "-e", 200),
         ("write-bw", "-e -s 3000", 200),
         ("send-lat", "-I 64 -s 64", 200),
-        ("write-lat", "-S 3 -T 32 -o 4 -u 16", 200),
+        ("write-lat", "-S 3 -T 32 -o 4 -u 17", 200),
     ] {
         let (client, server) = Place::new().json(&format!("perf {test}"), &format!("-n 200 {words}"));
         let case = format!("{test} {words}");
@@ -337,6 +337,9 @@ fn two_of_ours_over_perftests_conversation() {
         let row = parse(&client, &format!("{test} {words}"));
         assert_eq!(row["peer_kind"], "perftest", "{test} {words}");
         assert!(row["iterations"].as_u64().unwrap() > 0, "{test} {words}: {row}");
+        if test.ends_with("lat") {
+            check_rtt(&row, test);
+        }
     }
 }
 

@@ -58,6 +58,10 @@ impl PerfService {
             while (count as u64) < list && self.post(queues, lane)? {
                 count += 1;
             }
+            // The trip of an answer ends with the next question.
+            if count > 0 && self.samples.is_some() {
+                self.asked_at_ns = Some(clock::now_ns());
+            }
             return Ok(count);
         }
         Ok(0)

@@ -80,7 +80,7 @@ impl PerfService {
         let (progress, handle) = Progress::new();
         let layout = spec.layout();
         let inline = inline_data(&spec, &layout, &endpoints)?;
-        let samples = (spec.mode == PerfMode::Lat && spec.role == Role::Client).then(LatencyRecorder::new);
+        let samples = measures_trips(&spec).then(LatencyRecorder::new);
         let span = (u64::from(spec.tx_depth) * 4).max(512);
         let total = if spec.duration_ns.is_some() { u64::MAX } else { spec.warmup + spec.iters };
         let warming = spec.warmup > 0 && spec.requests() && !answers(&spec);
@@ -311,6 +311,12 @@ impl PerfService {
             }
         }
     }
+}
+
+/// Who measures round trips: the client, and with perftest whoever posts, for there both sides do.
+fn measures_trips(spec: &PerfSpec) -> bool {
+    let both = spec.layout == PerfLayout::Perftest && spec.requests();
+    spec.mode == PerfMode::Lat && (spec.role == Role::Client || both)
 }
 
 /// A latency server that answers: it posts what it received.

@@ -226,9 +226,6 @@ pub struct ReportArgs {
     /// Print the distribution of latencies, shortest first
     #[arg(short = 'H', long = "report-histogram")]
     pub histogram: bool,
-    /// Print all latencies in order
-    #[arg(short = 'U', long = "report-unsorted")]
-    pub unsorted: bool,
     /// Latencies in cycles of the CPU clock
     #[arg(short = 'C', long = "report-cycles")]
     pub cycles: bool,

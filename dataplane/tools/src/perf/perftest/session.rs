@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
-use ferroce_services::{PerfOp, PerfReport, PerfSpec, Role};
+use ferroce_services::{PerfMode, PerfOp, PerfReport, PerfSpec, Role};
 use ferroce_verbs::{Gid, PathMtu, Psn, QpType, Qpn, RemoteAddr, Rkey};
 
 use super::codec::{self, DONE, KEYS_BYTES, Keys, Refused, Report};
@@ -142,6 +142,13 @@ impl Session<'_, '_> {
             .into_iter()
             .map(|item| {
                 let mut item = plan::for_perftest(item);
+                // In this one test the server writes first.
+                if item.spec.op == PerfOp::Write && item.spec.mode == PerfMode::Lat {
+                    item.spec.role = match item.spec.role {
+                        Role::Client => Role::Server,
+                        Role::Server => Role::Client,
+                    };
+                }
                 item.spec.largest = largest;
                 item.path.mtu = Some(mtu);
                 item
@@ -271,7 +278,14 @@ impl Session<'_, '_> {
 
     /// Waits for the end of our test.
     fn watch(&mut self, item: &Item) -> Outcome<PerfReport> {
-        let (mut pace, mut told) = (Pace::new(), None);
+        let (mut pace, mut told, started) = (Pace::new(), None, Instant::now());
+        // A side that answers goes on until it is told, by the peer or by its own clock.
+        let own_end = match item.spec.duration_ns {
+            Some(ns) if self.role == Role::Client && item.spec.role == Role::Server => {
+                Some(Duration::from_nanos(ns))
+            }
+            _ => None,
+        };
         let ends_by_peer =
             self.role == Role::Server && (item.spec.duration_ns.is_some() || item.spec.may_lose());
         loop {
@@ -282,6 +296,9 @@ impl Session<'_, '_> {
                 (Look::Closed, None) => told = Some(Instant::now()),
                 (Look::Data, None) if ends_by_peer => told = Some(Instant::now()),
                 _ => {}
+            }
+            if own_end.is_some_and(|end| started.elapsed() >= end) {
+                self.rdma.ask_stop();
             }
             if let Some(since) = told {
                 self.ending(item, since)?;
@@ -298,7 +315,8 @@ impl Session<'_, '_> {
         let is_gone = self.peer.look() == Look::Closed;
         let waited = since.elapsed();
         let grace = if item.spec.may_lose() { LAST_ARRIVALS } else { Duration::ZERO };
-        if !is_gone && waited >= grace {
+        let is_timed = item.spec.duration_ns.is_some();
+        if (!is_gone && waited >= grace) || (is_gone && is_timed) {
             self.rdma.ask_stop();
         }
         if waited < END_LIMIT {
@@ -360,16 +378,20 @@ impl Session<'_, '_> {
         for (value, into) in own.encode().iter().zip(&mut theirs) {
             *into = self.exchange(value, "its report", STEP_LIMIT)?;
         }
+        // A program that only served sends whatever its memory holds.
+        let wants_row = item.spec.bidirectional || item.spec.is_passive();
+        if !wants_row {
+            return Ok(());
+        }
         let theirs = self.understood(Report::decode(theirs))?;
         let told = units::measured(&theirs, self.args.report.gbits);
-        let wants_row = item.spec.bidirectional || item.spec.is_passive();
-        match (&self.report, wants_row) {
-            (Some(report), true) => {
+        match &self.report {
+            Some(report) => {
                 let finding = Finding { report: report.clone(), theirs: Some(told) };
                 let facts = Facts::of_rdma(self.args, &item, self.role, self.peer.name(), self.rdma);
                 self.teller.result(&finding, &facts)
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

@@ -275,3 +275,20 @@ fn callers_by_their_first_byte() {
         assert_eq!(Caller::of(stranger), None);
     }
 }
+
+/// The fuzz target's corpus: recorded messages and what the fuzzer found.
+#[test]
+fn the_kept_corpus_is_read_without_a_panic() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/perftest_handshake");
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        files += 1;
+        let _ = bytes.first_chunk().map(Version::decode);
+        let _ = bytes.first_chunk().map(Keys::decode);
+        let _ = bytes.first_chunk().map(|b| (cycle_buffer(*b), cache_line(*b)));
+        let _ = bytes.first_chunk().map(|b| decode_mtu(*b));
+        let _ = bytes.as_chunks::<8>().0.first_chunk().map(|v| Report::decode(*v));
+    }
+    assert!(files >= 12, "{files} files in {folder}");
+}

@@ -14,7 +14,7 @@ pub mod units;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ferroce_services::{PerfMode, PerfReport, Role};
+use ferroce_services::{PerfLayout, PerfMode, PerfReport, Role};
 use serde_json::{Map, Value};
 
 use super::backend::Backend;
@@ -83,6 +83,13 @@ impl<'f> Facts<'f> {
     /// What carries the test.
     pub fn transport(&self) -> Transport {
         self.transport
+    }
+
+    /// True if this side has rows to tell: a server of a latency test only where both sides measure.
+    fn measures(&self) -> bool {
+        let spec = &self.item.spec;
+        let both = spec.layout == PerfLayout::Perftest && spec.requests();
+        self.role == Role::Client || spec.mode == PerfMode::Bw || both
     }
 }
 
@@ -164,8 +171,7 @@ impl<'a> Teller<'a> {
             plane.fallbacks().iter().for_each(|f| eprintln!("{}", json::fallback_line(f)));
         }
         say!("{}", header::text(facts));
-        let measures = facts.role == Role::Client || facts.item.spec.mode == PerfMode::Bw;
-        if measures {
+        if facts.measures() {
             say!("{}", rows::heads(&facts.item.spec, self.args, self.scale(facts.item)));
         }
     }
