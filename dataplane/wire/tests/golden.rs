@@ -5,17 +5,18 @@ mod common;
 use std::path::PathBuf;
 
 use common::{ethernet, reemit, vectors};
-use ferroce_wire::{Icrc, Op, Opcode, Packet, ParseError, Qpn, Syndrome, check_frame, emit, packet};
+use ferroce_wire::{Icrc, Op, Opcode, Packet, ParseError, Part, Qpn, Syndrome, check_frame, emit, packet};
 use pcap_file::pcap::PcapReader;
 
 /// File and number of frames in it. All of them are RoCE: the captures were filtered when they were made.
-const CAPTURES: [(&str, usize); 14] = [
+const CAPTURES: [(&str, usize); 15] = [
     ("cm_rping", 41),
     ("cm_ucmatose", 17),
     ("nvme_connect_read_write_flush_disconnect", 243),
     ("nvme_discover", 73),
     ("rc_cmp_swap", 10),
     ("rc_fetch_add", 10),
+    ("rc_odd_lengths", 18),
     ("rc_read_10000B", 20),
     ("rc_read_2B", 10),
     ("rc_send_2B", 20),
@@ -88,6 +89,39 @@ fn captured_frames_parse_and_are_emitted_again_byte_for_byte() {
         }
         assert_eq!((frames.len(), roce), (expected, expected), "{name}");
     }
+}
+
+/// WIRE-3: SENDs and WRITEs of rdma_rxe whose lengths need padding. The payload is exactly as long as the message, the pad
+/// count makes up the four bytes, the ICRC lies behind it (that it is right, and that we emit the same bytes, is what
+/// all captures are checked for).
+#[test]
+fn wire_3_lengths_that_need_padding() {
+    let mut frames = frames("rc_odd_lengths").into_iter();
+    for (i, len) in [0usize, 1, 2, 3, 5, 1021, 1023, 1025].into_iter().enumerate() {
+        for write in [false, true] {
+            let mut message = Vec::new();
+            loop {
+                let frame = frames.next().expect("a frame");
+                let packet = check_frame(&frame).expect("well-formed");
+                let info = packet.headers.bth.opcode.info();
+                let start = usize::from(packet.payload_offset);
+                let end = start + usize::from(packet.payload_len);
+                message.extend_from_slice(&frame[start..end]);
+                assert_eq!(info.op, if write { Op::Write } else { Op::Send });
+                assert_eq!(usize::from(packet.pad), (4 - (end - start) % 4) % 4, "{len} bytes");
+                assert_eq!(packet.icrc_offset(), end + usize::from(packet.pad), "{len} bytes");
+                if let Some(reth) = packet.headers.ext.reth {
+                    assert_eq!(reth.len.0 as usize, len);
+                }
+                if matches!(info.part, Part::Last | Part::Only) {
+                    break;
+                }
+            }
+            let sent = |at: usize| (at * 31 + i * 7 + usize::from(write) + 1) as u8;
+            assert_eq!(message, (0..len).map(sent).collect::<Vec<_>>(), "{len} bytes");
+        }
+    }
+    assert_eq!(frames.next(), None);
 }
 
 #[test]
