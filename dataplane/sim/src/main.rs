@@ -22,8 +22,8 @@ struct Args {
     /// Just this run.
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// At least so many messages (work requests) in each run that ends by itself, and not by a peer that falls silent or
-    /// by a key that is taken away.
+    /// At least so many messages (work requests) in each run that ends by itself: not by a peer that falls silent, by a key
+    /// that is taken away, or by the only connection giving up after its last retry.
     #[arg(long, default_value_t = 1000, value_name = "N")]
     messages: u32,
     /// Print the plan and every packet to stderr.

@@ -105,13 +105,15 @@ pub enum Planted {
     DrainedEarly,
     /// Nobody is told that a send queue is drained.
     DrainedLost,
-    /// An atomic that is answered again is answered with what is there now.
+    /// An atomic that is answered again is answered with another result.
     ReplayResult,
+    /// A request behind a fence does not wait.
+    FenceIgnored,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Planted; 44] = [
+    pub const ALL: [Planted; 45] = [
         Planted::SkipIcrc,
         Planted::FlipPayload,
         Planted::LoseCompletion,
@@ -156,6 +158,7 @@ impl Planted {
         Planted::DrainedEarly,
         Planted::DrainedLost,
         Planted::ReplayResult,
+        Planted::FenceIgnored,
     ];
 
     /// What the checkers that are meant for it report.
@@ -163,7 +166,7 @@ impl Planted {
         use ViolationKind::*;
         match self {
             Planted::SkipIcrc => &[DamageAccepted],
-            Planted::FlipPayload | Planted::WriteOff => &[BytesDiffer, NotWhole],
+            Planted::FlipPayload | Planted::WriteOff | Planted::FenceIgnored => &[BytesDiffer, NotWhole],
             Planted::LoseCompletion | Planted::DoubleCompletion | Planted::FlushLost => {
                 &[OutOfOrder, NotOnce]
             }

@@ -40,6 +40,7 @@ fn every_promise_holds_for_many_seeds() {
         ("receives of shared queues", sum(|r| r.stats.taken), 3000),
         ("limit events", sum(|r| r.stats.limits), 150),
         ("datagrams that members of groups got", sum(|r| r.multicast), 500),
+        ("messages behind a fence that needed it", sum(|r| r.fenced), 300),
         ("drains", sum(|r| r.drained), 200),
         ("messages after the faults", sum(|r| r.probes), 200),
         ("requests out of sequence", sum(|r| r.stats.out_of_sequence), 1000),

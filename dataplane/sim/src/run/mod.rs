@@ -56,6 +56,8 @@ pub struct Report {
     pub moved: u64,
     /// Queue pairs whose retries ran out.
     pub exhausted: u64,
+    /// Messages that sent on what a READ before them brought, behind a fence.
+    pub fenced: u64,
     /// Send queues drained.
     pub drained: u64,
     /// Messages on unreliable directions after the faults, all of which arrived.
@@ -144,6 +146,7 @@ pub fn run_plan(plan: &Plan, planted: Option<Planted>, verbose: bool) -> Result<
             bytes: run.work.bytes,
             unreliable: run.checker.unreliable,
             multicast: run.checker.multicast,
+            fenced: run.work.fenced,
             drained: run.drained,
             probes: run.probes,
             key_taken: run.work.taken_key.is_some(),

@@ -109,12 +109,18 @@ impl Workload {
         (self.cells[endpoint] + cell * CELL_STRIDE, Operands { compare, value })
     }
 
-    pub(super) fn flags(&mut self, record: &SendRecord, inline: bool, sig_all: bool) -> SendFlags {
+    pub(super) fn flags(
+        &mut self,
+        record: &SendRecord,
+        inline: bool,
+        sig_all: bool,
+        fence: bool,
+    ) -> SendFlags {
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, record.signaled && !(sig_all && self.rng.chance(500_000)));
         flags.set(SendFlags::SOLICITED, record.solicited);
         flags.set(SendFlags::INLINE, inline);
-        flags.set(SendFlags::FENCE, self.rng.chance(100_000));
+        flags.set(SendFlags::FENCE, self.rng.chance(100_000) || fence);
         flags
     }
 

@@ -8,6 +8,9 @@ mod choose;
 mod post;
 mod windows;
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use ferroce_transport::Instant;
 use ferroce_verbs::{Qkey, QpType, Rkey, WcStatus};
 
@@ -53,6 +56,15 @@ pub struct FlowWork {
     next_wr_id: u64,
     /// Of the receiver.
     window: Window,
+    /// The request posted last, if it is a READ.
+    last_read: Option<Lent>,
+}
+
+/// What a READ brings, and where.
+#[derive(Clone)]
+struct Lent {
+    data: Rc<[u8]>,
+    local: Vec<Piece>,
 }
 
 /// A send that is not left to chance.
@@ -75,6 +87,10 @@ pub struct Workload {
     guesses: Vec<[u64; CELLS]>,
     /// Offset of the first cell, per endpoint.
     cells: Vec<usize>,
+    /// Slots that other requests use too, by endpoint and offset of their first piece, and how many do.
+    lent: BTreeMap<(usize, usize), u32>,
+    /// Messages that sent on what a READ before them brought.
+    pub fenced: u64,
     /// Shared receive queues by endpoint.
     shared: Vec<Option<SharedQueue>>,
     shared_wr_id: u64,
@@ -146,6 +162,7 @@ impl Workload {
                         state: WindowState::Free,
                         uses: 0,
                     },
+                    last_read: None,
                 });
             }
         }
@@ -165,6 +182,8 @@ impl Workload {
             rng: Rng::new(plan.seed, 0x33),
             slot_bytes: slot_bytes(plan),
             free,
+            lent: BTreeMap::new(),
+            fenced: 0,
             shared: plan.shared.clone(),
             shared_wr_id: 0,
             bind_ppm: plan.bind_ppm,
@@ -321,6 +340,11 @@ impl Workload {
                 }
                 self.bytes += record.data.len() as u64;
                 let (from, to) = (self.flows[index].from.endpoint, self.flows[index].to.endpoint);
+                // What it brought is not lent from now on.
+                let last_read = &mut self.flows[index].last_read;
+                if last_read.as_ref().is_some_and(|lent| lent.local == record.local) {
+                    *last_read = None;
+                }
                 self.release(from, record.local.first());
                 // Packets of what failed may still be under way, and go where they were to go.
                 let settled =
@@ -353,7 +377,13 @@ impl Workload {
     }
 
     fn release(&mut self, endpoint: usize, piece: Option<&Piece>) {
-        if let Some((offset, _)) = piece {
+        let Some((offset, _)) = piece else { return };
+        if let Some(count) = self.lent.get_mut(&(endpoint, *offset)) {
+            *count -= 1;
+            if *count == 0 {
+                self.lent.remove(&(endpoint, *offset));
+            }
+        } else {
             self.free[endpoint].push((offset - GUARD) / self.slot_bytes);
         }
     }

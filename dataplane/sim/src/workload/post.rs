@@ -6,7 +6,7 @@ use ferroce_mem::Access;
 use ferroce_verbs::{PostError, QpType, RecvWr, SendOp, SendWr, Sge};
 use ferroce_wire::{Imm, RemoteAddr};
 
-use super::{Ask, Workload, slot_offset};
+use super::{Ask, Lent, Workload, slot_offset};
 use crate::checker::{Checker, OpKind, Operands, Piece, RecvRecord, SendRecord, Violation, ViolationKind};
 use crate::plan::receive_room;
 use crate::world::{QpRef, World};
@@ -84,7 +84,9 @@ impl Workload {
         let window = self.window_for(flow, kind);
         let ends_window = kind == OpKind::Send && window.is_some();
         let has_imm = moves && !ends_window && self.rng.chance(400_000);
+        let lent = if moves && ask.kind.is_none() { self.borrow(flow) } else { None };
         let len = match kind {
+            _ if lent.is_some() => lent.as_ref().map_or(0, |lent| lent.data.len()),
             OpKind::CmpSwap | OpKind::FetchAdd => 8,
             OpKind::BindMw | OpKind::LocalInv => 0,
             OpKind::Send | OpKind::Write | OpKind::Read => {
@@ -92,8 +94,14 @@ impl Workload {
                 self.length(&connection).min(most)
             }
         };
-        let inline = moves && len <= connection.inline as usize && self.rng.chance(500_000);
-        let Some((local, remote, operands)) = self.places(flow, kind, len, inline) else { return Ok(false) };
+        let inline = moves && lent.is_none() && len <= connection.inline as usize && self.rng.chance(500_000);
+        let own_source = !inline && lent.is_none();
+        let places = self.places(flow, kind, len, own_source);
+        let Some((mut local, remote, operands)) = places else { return Ok(false) };
+        if let Some(lent) = &lent {
+            local.clone_from(&lent.local);
+            *self.lent.entry((from.endpoint, local[0].0)).or_default() += 1;
+        }
         let consumes = kind == OpKind::Send || has_imm;
         let ud = connection.service == QpType::Ud;
         let record = SendRecord {
@@ -102,7 +110,7 @@ impl Workload {
             imm: has_imm.then(|| (self.rng.bits() as u32).to_be_bytes()),
             signaled: connection.sig_all || self.rng.chance(700_000),
             solicited: consumes && self.rng.chance(200_000),
-            data: self.rng.bytes(len).into(),
+            data: lent.as_ref().map_or_else(|| self.rng.bytes(len).into(), |lent| lent.data.clone()),
             local,
             remote,
             window,
@@ -111,21 +119,40 @@ impl Workload {
             group: group.map(|group| self.to_group(group, from, world)),
         };
         let ud = self.dest(&record, &connection, from, to, world);
-        self.write_source(&record, from, to, world, checker);
+        if lent.is_none() {
+            self.write_source(&record, from, to, world, checker);
+        }
         let list = sges_of(world, from.endpoint, &record.local);
         let wr = SendWr {
             wr_id: record.wr_id,
             op: op_of(&record, world, from.endpoint, to.endpoint),
             sg_list: &list,
             inline: if inline { &record.data } else { &[] },
-            flags: self.flags(&record, inline, connection.sig_all),
+            flags: self.flags(&record, inline, connection.sig_all, lent.is_some()),
             ud: ud.as_ref(),
         };
         world.post_send(from, &wr).or_else(|error| refused(from, "send", error))?;
         self.flows[flow].left = self.flows[flow].left.saturating_sub(1);
         self.window_posted(flow, &record);
+        self.remember(flow, &record, lent.is_some());
         checker.posted_send(world, flow, record);
         Ok(true)
+    }
+
+    /// Some messages send on what a READ before them is still to bring: only the fence makes that right.
+    fn borrow(&mut self, flow: usize) -> Option<Lent> {
+        let work = &self.flows[flow];
+        let lent = work.last_read.as_ref().filter(|lent| !lent.data.is_empty())?;
+        let fits = work.connection.service == QpType::Rc && self.rng.chance(300_000);
+        fits.then(|| lent.clone())
+    }
+
+    /// The READ whose bytes the next message may send on: the newest, until another request comes in between.
+    fn remember(&mut self, flow: usize, record: &SendRecord, borrowed: bool) {
+        let read = record.kind == OpKind::Read;
+        self.flows[flow].last_read =
+            read.then(|| Lent { data: record.data.clone(), local: record.local.clone() });
+        self.fenced += u64::from(borrowed);
     }
 
     /// Where a request takes its bytes from or puts them here, where at the peer, and what it does there. `None` if memory
@@ -135,11 +162,11 @@ impl Workload {
         flow: usize,
         kind: OpKind,
         len: usize,
-        inline: bool,
+        own_source: bool,
     ) -> Option<(Vec<Piece>, usize, Operands)> {
         let work = &self.flows[flow];
         let (from, to, sges) = (work.from.endpoint, work.to.endpoint, work.connection.sges);
-        let local = if inline || matches!(kind, OpKind::BindMw | OpKind::LocalInv) {
+        let local = if !own_source || matches!(kind, OpKind::BindMw | OpKind::LocalInv) {
             Vec::new()
         } else {
             let slot = self.free[from].pop()?;

@@ -15,7 +15,7 @@ use ferroce_mem::os::Block;
 use ferroce_mem::{MrInfo, MwInfo, PdId};
 use ferroce_transport::{Completion, Instant, Notice, Qp, QpCounter, Srq};
 use ferroce_verbs::{
-    AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendWr, SrqId, SrqInitAttr,
+    AddressVector, PostError, QpInitAttr, QpModify, RecvWr, Rkey, SendFlags, SendWr, SrqId, SrqInitAttr,
 };
 use ferroce_wire::{Gid, ParseError, Psn, Qpn};
 
@@ -257,8 +257,12 @@ impl World {
 
     /// Posts a send.
     pub fn post_send(&mut self, at: QpRef, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let mut flags = wr.flags;
+        if self.planted == Some(Planted::FenceIgnored) {
+            flags.remove(SendFlags::FENCE);
+        }
         let owner = &mut self.endpoints[at.endpoint];
-        owner.qps[at.index].qp.post_send(wr, owner.regions.memory())?;
+        owner.qps[at.index].qp.post_send(&SendWr { flags, ..*wr }, owner.regions.memory())?;
         self.poll_soon(at.endpoint, self.now());
         Ok(())
     }
