@@ -150,7 +150,7 @@ pub enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Measure between two of these commands, over RDMA or kernel sockets (ferroce-tools)
+    /// Measure, with another ferroce or with perftest, over RDMA or kernel sockets (ferroce-tools)
     #[command(disable_help_flag = true)]
     Perf {
         /// Handed over

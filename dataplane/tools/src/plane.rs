@@ -246,6 +246,11 @@ impl Plane {
         })
     }
 
+    /// Index of one of our GIDs, given as text.
+    pub fn index_of(&self, gid: &str) -> Option<usize> {
+        self.device.query_gids(1).ok()?.iter().position(|own| own.to_string() == gid)
+    }
+
     /// The path MTU to use: the one asked for if the interface carries it, else the largest.
     pub fn path_mtu(&self, asked: Option<PathMtu>) -> Outcome<PathMtu> {
         let port = self.device.query_port(1).map_err(verbs("port"))?;

@@ -421,6 +421,46 @@ fn a_bad_perftest_peer_is_named_with_the_step() {
     assert!(text(&output).contains("of its page size"), "{}", text(&output));
 }
 
+/// A peer that stays and says nothing: the step is named when its time is over.
+#[test]
+fn a_silent_peer_is_named_in_bounded_time() {
+    const VERSION: &[u8] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
+    let places = [Place::new(), Place::new(), Place::new()];
+    let servers: Vec<_> = places[..2].iter().map(|place| place.spawn("perf send-lat", "-n 10")).collect();
+    let mut streams: Vec<_> = places[..2].iter().map(|place| connect(place.port)).collect();
+    streams[1].write_all(VERSION).unwrap();
+    let listener = TcpListener::bind(("127.0.0.1", places[2].port)).unwrap();
+    let client = places[2].spawn("perf send-lat", "-n 10 127.0.0.1");
+    let (_held, _) = listener.accept().unwrap();
+    let outputs: Vec<Output> = servers.into_iter().map(common::Run::end).chain([client.end()]).collect();
+    let told = [
+        "did not send its first message in time",
+        "did not send its page size in time",
+        "did not send its version in time",
+    ];
+    for (output, told) in outputs.iter().zip(told) {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(output).contains(told), "{told}: {}", text(output));
+    }
+}
+
+/// Goes on until somebody interrupts it, and tells a row every so many seconds.
+#[test]
+fn an_endless_run_tells_rows() {
+    let place = Place::new();
+    let _server = place.spawn("perf write-bw", "");
+    let mut client = place.spawn("perf write-bw", "--run_infinitely -D 0.5 -s 64 127.0.0.1");
+    let mut out = client.0.as_mut().unwrap().stdout.take().unwrap();
+    let (mut shown, mut chunk) = (String::new(), [0; 4096]);
+    let rows = |shown: &str| shown.lines().filter(|l| l.starts_with(" 64 ")).count();
+    while rows(&shown) < 3 {
+        let count = out.read(&mut chunk).unwrap();
+        assert!(count > 0, "it ended: {shown}");
+        shown.push_str(&String::from_utf8_lossy(&chunk[..count]));
+    }
+    client.kill();
+}
+
 #[test]
 fn a_program_of_perftest_is_not_served_without_a_test() {
     let place = Place::new();

@@ -83,7 +83,8 @@ pub fn text(facts: &Facts<'_>) -> String {
         let op = facts.item.spec.op;
         lines.extend(ends.own.qps.iter().map(|qp| side("local", &ends.own, qp, op)));
         lines.extend(ends.remote.qps.iter().map(|qp| side("remote", &ends.remote, qp, op)));
-        lines.push(RULE.to_string());
+        // A side without rows has one rule, at its end.
+        lines.extend(facts.measures().then(|| RULE.to_string()));
     }
     lines.join("\n")
 }
@@ -116,8 +117,10 @@ fn rdma_lines(facts: &Facts<'_>, lines: &mut Vec<String>) {
         lines.push(single("Mtu", format_args!("{}[B]", ends.mtu)));
     }
     lines.push(single("Link type", "Ethernet"));
-    let index = facts.args.path.gid_index.map_or("by family".to_string(), |i| i.to_string());
-    lines.push(single("GID index", index));
+    let own = facts.ends.as_ref().and_then(|ends| plane.index_of(&ends.own.gid));
+    if let Some(index) = facts.args.path.gid_index.or(own) {
+        lines.push(single("GID index", index));
+    }
     match (spec.op, &facts.ends) {
         (PerfOp::Send | PerfOp::Write, _) => {
             lines.push(single("Max inline data", format_args!("{}[B]", spec.inline_bytes)));
