@@ -362,8 +362,19 @@ impl Session<'_, '_> {
                 }
             };
             self.rdma.finish()?;
+            self.tell_silent_end()?;
         }
         Ok(())
+    }
+
+    /// In a latency test nobody reports to the side that only served: what it has to tell is told at the end.
+    fn tell_silent_end(&mut self) -> Outcome<()> {
+        let (Some(item), Some(report)) = (self.items.last().cloned(), self.report.clone()) else { return Ok(()) };
+        if item.spec.mode != PerfMode::Lat {
+            return Ok(());
+        }
+        let facts = Facts::of_rdma(self.args, &item, self.role, self.peer.name(), self.rdma);
+        self.teller.result(&Finding { report, theirs: None }, &facts)
     }
 
     /// Five values each way; then the row of a test that both sides measure, or that the other one does.
