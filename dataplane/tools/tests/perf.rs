@@ -334,6 +334,8 @@ fn two_of_ours_over_perftests_conversation() {
         let client = place.spawn(&format!("perf {test}"), &format!("{words} 127.0.0.1"));
         let (client, server) = (client.end(), server.end());
         assert!(server.status.success(), "{test} {words}: {}", text(&server));
+        // A side that only served has a row too, in latency tests as well.
+        assert_eq!(parse(&server, &format!("server of {test} {words}"))["role"], "server");
         let row = parse(&client, &format!("{test} {words}"));
         assert_eq!(row["peer_kind"], "perftest", "{test} {words}");
         assert!(row["iterations"].as_u64().unwrap() > 0, "{test} {words}: {row}");

@@ -369,7 +369,9 @@ impl Session<'_, '_> {
 
     /// In a latency test nobody reports to the side that only served: what it has to tell is told at the end.
     fn tell_silent_end(&mut self) -> Outcome<()> {
-        let (Some(item), Some(report)) = (self.items.last().cloned(), self.report.clone()) else { return Ok(()) };
+        let (Some(item), Some(report)) = (self.items.last().cloned(), self.report.clone()) else {
+            return Ok(());
+        };
         if item.spec.mode != PerfMode::Lat {
             return Ok(());
         }
