@@ -429,6 +429,38 @@ fn both_directions_for_a_duration() {
     }
 }
 
+/// A peer whose time is over takes nothing any more: what is under way is not waited for, and is no failure.
+#[test]
+fn a_peer_that_ends_first_is_no_failure() {
+    let world = World::new(1);
+    for mode in MODES {
+        let client = PerfSpec {
+            duration_ns: Some(80_000_000),
+            margin_ns: 10_000_000,
+            rx_depth: 4,
+            ..checked(PerfOp::Send, mode, QpType::Rc, 64)
+        };
+        let server = PerfSpec { role: Role::Server, ..client };
+        let pair = world.pair(0, &client, &server);
+        let memory = PerfMemory::prepare(&server, pair.b.block.clone()).unwrap();
+        let ends = endpoints(&server, &pair.b, &pair.a, memory);
+        let (service, serving) = PerfService::new(server, ends).unwrap();
+        let b_id = world.server.add(0, service);
+        let memory = PerfMemory::prepare(&client, pair.a.block.clone()).unwrap();
+        let ends = endpoints(&client, &pair.a, &pair.b, memory);
+        let (service, asking) = PerfService::new(client, ends).unwrap();
+        let a_id = world.client.add(0, service);
+        std::thread::sleep(Duration::from_millis(20));
+        serving.stop();
+        wait(&serving).unwrap();
+        let report = wait(&asking).unwrap();
+        assert!(!report.stopped && !report.is_clean(), "{mode:?}: {report:?}");
+        world.client.remove(a_id);
+        world.server.remove(b_id);
+        pair.close();
+    }
+}
+
 fn lossy() -> World {
     let rates = Rates { loss: 0.05, ..Rates::default() };
     World::with_faults(1, Some(FaultConfig { seed: 3, rx: rates, tx: rates }))

@@ -16,6 +16,10 @@ const POST_BURST: usize = 64;
 impl PerfService {
     /// Posts what may be posted now.
     pub(super) fn push<Q: Queues>(&mut self, queues: &mut Q) -> Result<usize, Fault> {
+        // The peer answers on any queue pair, at once: not before all have their receives.
+        if self.recv_lane < self.lanes.count() {
+            return Ok(0);
+        }
         if self.asks() {
             return self.ask(queues);
         }

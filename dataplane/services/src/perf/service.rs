@@ -151,7 +151,8 @@ impl PerfService {
         }
         if !self.measure.is_started() && !self.warming {
             let first = if self.spec.requests() && !answers(&self.spec) {
-                !self.follows() || self.lanes.received > 0
+                let ready = self.recv_lane > self.lanes.count();
+                ready && (!self.follows() || self.lanes.received > 0)
             } else {
                 self.done() > self.warmup_all()
             };
@@ -191,14 +192,22 @@ impl PerfService {
         if counted { self.total_all - self.lanes.received } else { 0 }
     }
 
-    /// The last message without an acknowledgement is no failure when all of the peer's are here: perftest's programs
-    /// leave as soon as they have what they waited for.
-    fn is_lost_farewell(&self, fault: &Fault) -> bool {
-        self.spec.mode == PerfMode::Lat
+    /// The end of the peer, not a failure of ours: an acknowledgement that never comes when all of a latency test's messages
+    /// are here, as perftest's programs leave as soon as they have what they waited for; and what is still under way when
+    /// a duration is over, which they don't look at any more.
+    fn is_farewell(&self, fault: &Fault) -> bool {
+        let gone = matches!(
+            *fault,
+            Fault::Completion {
+                status: WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr,
+                ..
+            }
+        );
+        let all_here = self.spec.mode == PerfMode::Lat
             && matches!(self.spec.op, PerfOp::Send | PerfOp::Write)
             && self.lanes.received == self.total_all
-            && self.lanes.posted == self.total_all
-            && matches!(*fault, Fault::Completion { status: WcStatus::RetryExcErr, .. })
+            && self.lanes.posted == self.total_all;
+        gone && (all_here || self.closed.is_some())
     }
 
     fn finish(&mut self) {
@@ -301,7 +310,7 @@ impl PerfService {
                 let awake = self.pace.as_ref().is_some_and(|pace| pace.keeps_awake(clock::now_ns()));
                 work + usize::from(awake)
             }
-            Err(fault) if self.is_lost_farewell(&fault) => {
+            Err(fault) if self.is_farewell(&fault) => {
                 self.ending = Some(false);
                 1
             }

@@ -267,6 +267,7 @@ impl Session<'_, '_> {
         if waits_for_report {
             return Ok(());
         }
+        let report = if item.spec.bidirectional { report.both_directions() } else { report };
         let facts = Facts::of_rdma(self.args, &item, self.role, self.peer.name(), self.rdma);
         self.teller.result(&Finding { report, theirs: None }, &facts)
     }
