@@ -13,6 +13,7 @@ KERNELS = ("6.12", "6.1")
 FAMILIES = ("v4", "v6")
 MTUS = (256, 512, 1024, 2048, 4096)
 SIZES = (2, 1025, 65536)
+PADDED = (1, 2, 3, 5, 1021, 1023, 1025)  # WIRE-3 of the field cases: lengths that need padding
 
 # `size`, `mtu` and `qps` are None where the program's own default is to be used.
 PerfCell = collections.namedtuple("PerfCell", "name test connection role kernel family mtu size qps quick")
@@ -63,7 +64,8 @@ def named(test, connection, role, kernel, family, mtu=None, size=None, qps=None,
 
 def perf_cells():
     """The rows at defaults (each role on one kernel, the other role on the other; all four over the families), then
-    the cover. The quick ones are the rows at defaults once each, the roles in turn."""
+    the cover, then the lengths that need padding. The quick ones are the rows at defaults once each, the roles in
+    turn."""
     for number, (test, connection) in enumerate(ROWS):
         for role, kernel in itertools.product(ROLES, KERNELS):
             quick = kernel == KERNELS[0] and role == ROLES[number % 2]
@@ -72,3 +74,7 @@ def perf_cells():
         test, connection = combo["row"]
         size = combo["mtu"] if combo["size"] == "mtu" else combo["size"]
         yield named(test, connection, combo["role"], combo["kernel"], combo["family"], combo["mtu"], size, combo["qps"])
+    # WIRE-3: SEND and WRITE of lengths that need padding, there and back.
+    for number, (test, size) in enumerate(itertools.product(("send_lat", "write_lat"), PADDED)):
+        for turn, role in enumerate(ROLES):
+            yield named(test, "RC", role, KERNELS[(number + turn) % 2], "v4", 1024, size)

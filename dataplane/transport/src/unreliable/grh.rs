@@ -54,3 +54,21 @@ fn checksum(header: &[u8; 20]) -> u16 {
     let [_, _, high, low] = (sum & 0xffff).wrapping_add(sum >> 16).to_be_bytes();
     !u16::from_be_bytes([high, low])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums that carry, once and again.
+    #[test]
+    fn checksums_carry() {
+        let header =
+            [0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
+        assert_eq!(checksum(&header), 0xb861);
+        let mut high = [0xff; 20];
+        (high[10], high[11]) = (0, 0);
+        assert_eq!(checksum(&high), 0);
+        (high[18], high[19]) = (0, 8);
+        assert_eq!(checksum(&high), 0xfff7);
+    }
+}
