@@ -7,7 +7,7 @@ import sys
 TAP, MTU = "tap0", 4200
 HOST = {"v4": "10.77.0.2", "v6": "fd77::2"}
 GUEST = {"v4": "10.77.0.1", "v6": "fd77::1"}
-PREFIX = "ferroce-interop-"
+PREFIX = "ferroce-wire-"
 
 
 def remove_left_over():
