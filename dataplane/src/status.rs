@@ -7,6 +7,7 @@ use ferroce_api::appliance::{
 };
 use ferroce_api::config::IdlePolicy;
 use ferroce_engine::EngineStats;
+use ferroce_mem::os::PageKind;
 use ferroce_nic::Port;
 use ferroce_verbs::MacAddr;
 
@@ -114,7 +115,12 @@ fn memory(node: &Node) -> MemoryStatus {
     MemoryStatus {
         bytes: report.bytes,
         used_bytes: (node.arena.len() as u64).saturating_sub(node.arena.free_bytes() as u64),
-        pages: report.page_kind.to_string(),
+        pages: match (&report.fallback, report.page_kind) {
+            (None, PageKind::Normal) => {
+                format!("{} (as asked; performance figures do not count)", report.page_kind)
+            }
+            (_, kind) => kind.to_string(),
+        },
         fallback: report.fallback.as_ref().map(|reason| Fallback {
             wanted: "hugepages".to_owned(),
             got: report.page_kind.to_string(),

@@ -44,6 +44,16 @@ fn appliances_on_interfaces_move_data_and_leave_nothing() {
     assert_eq!((port.kind.as_str(), port.attached_to.as_str()), ("xdp", VETH));
     assert!(port.addresses.contains(&"10.77.0.1/24".to_owned()), "{port:?}");
 
+    // NIC-1 and NIC-3: the mode, why it is not a better one, and the queues are shown.
+    assert_eq!(port.mode, "native, copy");
+    assert!(port.fallbacks.iter().any(|f| f.reason == "copy: driver has no zero-copy"), "{port:?}");
+    assert_eq!((port.rx_queues_owned, port.rx_queues_present), (1, 1));
+    for name in ["xdp_rx_not_ours", "xdp_rx_unowned_queue"] {
+        assert!(port.counters.iter().any(|counter| counter.name == name), "{port:?}");
+    }
+    // START-3: without hugepages, by wish.
+    assert!(ca.status().memory.pages.contains("performance figures do not count"));
+
     // The interface carries no more than its MTU.
     let Response::Port(info) = ca.one(Command::QueryPort) else { panic!() };
     assert_eq!(info.active_mtu, PathMtu::Mtu1024);
@@ -92,6 +102,10 @@ fn appliances_on_interfaces_move_data_and_leave_nothing() {
     ca.event(|event| *event == EventBody::GidAdded { gid });
     wire.ip(0, &["addr", "del", "10.77.0.77/24", "dev", VETH]);
     ca.event(|event| *event == EventBody::GidRemoved { gid });
+
+    // So is an MTU that changes.
+    wire.ip(0, &["link", "set", VETH, "mtu", "1400"]);
+    ca.event(|event| matches!(event, EventBody::PortMtu { mtu: 1400, .. }));
 
     a.signal(Signal::TERM);
     assert!(a.wait().success(), "{}", a.log());

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ferroce_engine::housekeeping::{Housekeeper, netdev_of};
 use ferroce_engine::{Engine, EngineConfig, IcrcMode, PathRequest, SoftDevice, WorkerConfig, address_vector};
 use ferroce_mem::os::{Arena, ArenaConfig, ArenaReport, Block, PagePolicy};
-use ferroce_nic::{AnyPort, Fallback, Port, PortError};
+use ferroce_nic::{AnyPort, Fallback, Port, PortError, RxQueues};
 use ferroce_services::{AnyService, Role};
 use ferroce_verbs::{
     Access, AddressVector, CqId, Device, Gid, MrKeys, PathMtu, PdId, QpCap, QpInitAttr, QpType, Qpn,
@@ -160,9 +160,14 @@ impl Plane {
         self.idle
     }
 
-    /// The port in words.
+    /// The port in words: its mode, and of an interface its receive queues and the MTU in force.
     pub fn mode(&self) -> String {
-        self.port().caps().mode
+        let caps = self.port().caps();
+        if caps.kind != "xdp" {
+            return caps.mode;
+        }
+        let RxQueues { owned, present } = caps.rx_queues;
+        format!("{}, {owned} of {present} receive queues, MTU {}", caps.mode, caps.mtu)
     }
 
     /// Faults on purpose, as asked for.

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -17,6 +18,11 @@ use super::{AsRawFd, MULTI_BUFFER, XdpMode, error};
 use crate::netlink::{Link, Netlink};
 use crate::port::{Fallback, PortError};
 
+/// What our programs' names begin with.
+const NAME_PREFIX: &str = "ferroce_";
+/// How long attaching may wait for a program that is on its way out.
+const LEFTOVER_LIMIT: Duration = Duration::from_secs(2);
+const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 /// Most addresses of an interface.
 const MAX_ADDRESSES: u32 = 1024;
 
@@ -117,7 +123,7 @@ impl Attachment {
 
 /// Name of our program: at most 15 bytes in the kernel, and process numbers have at most 7 digits.
 fn own_name() -> String {
-    format!("ferroce_{}", std::process::id())
+    format!("{NAME_PREFIX}{}", std::process::id())
 }
 
 fn attach(
@@ -127,7 +133,7 @@ fn attach(
 ) -> Result<(BpfLink, bool, Option<Fallback>), PortError> {
     let native = match mode {
         XdpMode::Generic => None,
-        XdpMode::Native | XdpMode::Auto => match program.attach(link.index, ATTACH_NATIVE) {
+        XdpMode::Native | XdpMode::Auto => match attach_patiently(program, link, ATTACH_NATIVE) {
             Ok(bpf_link) => return Ok((bpf_link, true, None)),
             Err(errno @ (Errno::BUSY | Errno::EXIST | Errno::PERM | Errno::NODEV)) => {
                 return Err(attach_error(link, "native", errno));
@@ -136,8 +142,8 @@ fn attach(
             Err(errno) => Some(errno),
         },
     };
-    let bpf_link =
-        program.attach(link.index, ATTACH_GENERIC).map_err(|errno| attach_error(link, "generic", errno))?;
+    let bpf_link = attach_patiently(program, link, ATTACH_GENERIC)
+        .map_err(|errno| attach_error(link, "generic", errno))?;
     let fallback = native.map(|errno| Fallback {
         wanted: "native XDP".to_string(),
         got: "generic XDP".to_string(),
@@ -145,6 +151,33 @@ fn attach(
         hint: "mode = \"generic\" asks for it".to_string(),
     });
     Ok((bpf_link, false, fallback))
+}
+
+/// Attaches, and waits a while for a program that nobody needs any more: of this process, or of one that has ended. The
+/// kernel detaches it with its last descriptor, of which a child process may hold a copy until it runs its own program.
+fn attach_patiently(program: &Program, link: &Link, flags: u32) -> Result<BpfLink, Errno> {
+    let deadline = Instant::now() + LEFTOVER_LIMIT;
+    loop {
+        match program.attach(link.index, flags) {
+            Err(Errno::BUSY | Errno::EXIST) if Instant::now() < deadline && is_leftover(link) => {
+                std::thread::sleep(LEFTOVER_RETRY);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// True when the interface is free by now, or has a program of this process or of one that is gone.
+fn is_leftover(link: &Link) -> bool {
+    let Some(name) = attached_program(link).and_then(program_name) else { return true };
+    let Some(process) = name.strip_prefix(NAME_PREFIX) else { return false };
+    process == std::process::id().to_string() || !std::path::Path::new("/proc").join(process).exists()
+}
+
+/// Number of the program on the interface.
+fn attached_program(link: &Link) -> Option<u32> {
+    let attached = Netlink::open().ok().and_then(|mut nl| nl.link_by_index(link.index).ok()).flatten();
+    attached.and_then(|l| l.xdp).map(|xdp| xdp.program_id).filter(|id| *id != 0)
 }
 
 fn native_refusal(link: &Link, errno: Errno) -> String {
@@ -175,12 +208,9 @@ fn attach_error(link: &Link, mode: &str, errno: Errno) -> PortError {
 
 /// Who has the interface, in words.
 fn holder(link: &Link) -> String {
-    let attached = Netlink::open().ok().and_then(|mut nl| nl.link_by_index(link.index).ok()).flatten();
-    let Some(id) = attached.and_then(|l| l.xdp).map(|xdp| xdp.program_id).filter(|id| *id != 0) else {
-        return "another XDP program".to_string();
-    };
+    let Some(id) = attached_program(link) else { return "another XDP program".to_string() };
     match program_name(id) {
-        Some(name) => match name.strip_prefix("ferroce_") {
+        Some(name) => match name.strip_prefix(NAME_PREFIX) {
             Some(process) => format!("another ferroce, process {process} (XDP program {name}, id {id})"),
             None => format!("XDP program {name:?}, id {id}"),
         },

@@ -33,11 +33,15 @@ pub(super) fn missing_capability(interface: &str, step: &str) -> PortError {
     } else {
         format!("missing {}", missing.join(", "))
     };
+    let program =
+        std::env::current_exe().map_or_else(|_| "PROGRAM".to_string(), |path| path.display().to_string());
     error(
         "capabilities",
         format!("{step} on {interface}"),
         format!("with CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN ({missing})"),
-        "run as root, or give them: setcap cap_net_raw,cap_bpf,cap_net_admin+ep, or AmbientCapabilities= in the unit; \
-         shm needs none",
+        &format!(
+            "run as root, or give them: setcap cap_net_raw,cap_bpf,cap_net_admin+ep {program}, or \
+             AmbientCapabilities=CAP_NET_RAW CAP_BPF CAP_NET_ADMIN in the unit; shm needs none"
+        ),
     )
 }

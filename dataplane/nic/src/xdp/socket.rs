@@ -250,7 +250,7 @@ fn set_up(plan: &SocketPlan<'_>, step: &str, errno: Errno) -> PortError {
             error(
                 "memlock",
                 format!("{bytes} pinned bytes for {queue}"),
-                format!("{limit} in all"),
+                format!("{limit} for all processes of this user"),
                 "raise RLIMIT_MEMLOCK (LimitMEMLOCK= in the unit) or give CAP_IPC_LOCK",
             )
         }

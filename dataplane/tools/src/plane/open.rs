@@ -31,7 +31,12 @@ pub(super) fn open(args: &PlaneArgs, role: Role) -> Outcome<Plane> {
                     "addr: xdp uses the interface's own addresses; set them with `ip address`",
                 ));
             }
-            let config = XdpConfig { pages: args.pages, ..XdpConfig::new(interface) };
+            let config = XdpConfig {
+                pages: args.pages,
+                mode: args.xdp_mode,
+                zero_copy: args.zero_copy,
+                ..XdpConfig::new(interface)
+            };
             // Told before anything is attached: the port pins its buffers.
             let pinned = XdpPort::umem_bytes(&config).map_err(refused)?;
             require_memlock(pinned as u64).map_err(|e| Fail::failed(e.to_string()))?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use ferroce_engine::{IdlePolicy, pin};
 use ferroce_mem::os::PagePolicy;
 use ferroce_nic::wrap::FaultConfig;
+use ferroce_nic::xdp::{XdpMode, ZeroCopy};
 use ferroce_services::Role;
 
 use crate::fail::{Fail, Outcome};
@@ -76,6 +77,24 @@ fn core(text: &str) -> Result<Core, String> {
     }
 }
 
+fn zero_copy(text: &str) -> Result<ZeroCopy, String> {
+    match text {
+        "auto" => Ok(ZeroCopy::Auto),
+        "on" => Ok(ZeroCopy::Must),
+        "off" => Ok(ZeroCopy::Off),
+        _ => Err(format!("{text:?} is not one of auto, on and off")),
+    }
+}
+
+fn xdp_mode(text: &str) -> Result<XdpMode, String> {
+    match text {
+        "auto" => Ok(XdpMode::Auto),
+        "native" => Ok(XdpMode::Native),
+        "generic" => Ok(XdpMode::Generic),
+        _ => Err(format!("{text:?} is not one of auto, native and generic")),
+    }
+}
+
 /// Which core a worker is pinned to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Core {
@@ -116,6 +135,12 @@ pub struct PlaneArgs {
     /// MTU of the shm link in bytes, the same on both sides
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
     pub netdev_mtu: u32,
+    /// Zero-copy on xdp: auto, on (or not at all), off
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = zero_copy)]
+    pub zero_copy: ZeroCopy,
+    /// Where the program of xdp runs: auto, native, generic
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = xdp_mode)]
+    pub xdp_mode: XdpMode,
     /// What an idle worker does: spin, adaptive
     #[arg(long, value_enum, hide_possible_values = true, default_value_t = Idle::Adaptive)]
     pub idle: Idle,
