@@ -52,6 +52,33 @@ fn every_script_plays_the_same_on_queue_pairs_that_move() {
     }
 }
 
+/// The table of rules names scripts and tests that exist, and every script.
+#[test]
+fn every_script_shows_a_rule() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: PathBuf| fs::read_to_string(path).expect("readable");
+    let mut code = read(folder.join("src/qp/state.rs"));
+    for name in ["faults", "longest", "pair", "services"] {
+        code += &read(folder.join(format!("tests/{name}.rs")));
+    }
+    let table = include_str!("rules.txt");
+    let rules = table.split("\n\n").nth(1).expect("lines behind the heading");
+    let mut named = std::collections::HashSet::new();
+    for line in rules.lines() {
+        let (rule, tests) = line.rsplit_once(": ").unwrap_or_else(|| panic!("no tests in {line:?}"));
+        for test in tests.split_whitespace() {
+            match test.strip_prefix("rust:") {
+                Some(test) => assert!(code.contains(&format!("fn {test}()")), "{rule}: no test {test}"),
+                None => _ = named.insert(test.to_string()),
+            }
+        }
+    }
+    let stem = |path: PathBuf| path.file_stem().expect("a name").to_string_lossy().into_owned();
+    let there: std::collections::HashSet<_> = files().into_iter().map(stem).collect();
+    let differ: Vec<_> = named.symmetric_difference(&there).collect();
+    assert!(differ.is_empty(), "in the table or in the folder, but not in both: {differ:?}");
+}
+
 #[test]
 #[ignore = "rewrites the scripts with what happens now"]
 fn rewrite() {
