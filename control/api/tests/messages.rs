@@ -485,7 +485,7 @@ fn seeds_of_the_fuzzer_are_taken() {
                     decode_client(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
                 assert_eq!(decode_client(&encode(&message).unwrap()).unwrap(), message);
             }
-            Some("reply" | "event") => {
+            Some("reply" | "event" | "float") => {
                 let message: FromAppliance =
                     decode(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
                 assert_eq!(decode::<FromAppliance>(&encode(&message).unwrap()).unwrap(), message);
