@@ -614,3 +614,21 @@ fn images_are_refused_by_name() {
     assert_eq!(with(8 + 1 + 12 + 8 + 3, 0x7f), Some(ImportError::TooLarge("cap.max_sge")));
     assert_eq!(with(8 + 1 + 12 + 16 + 3, 0x7f), Some(ImportError::TooLarge("cap.max_inline_data")));
 }
+
+/// A queue pair in INIT without a shared receive queue has nothing to tell, whatever its image says.
+#[test]
+fn an_image_with_news_that_can_not_be_is_refused() {
+    let setup = Setup::default();
+    let mut qp = Qp::new(A_QPN, &setup.attr());
+    qp.modify(Instant(0), &QpModify::ToInit(setup.init())).expect("INIT");
+    let mut image = Vec::new();
+    qp.export(&mut image);
+    // Behind number, attributes, state, two empty queues and twelve counters; the machine follows.
+    let notices = 8 + 35 + 1 + 11 + 2 + 24 + 96;
+    assert_eq!(image[notices..notices + 5], [0; 5]);
+    for at in [0, 1, 2, 4] {
+        let mut spoiled = image.clone();
+        spoiled[notices + at] = 1;
+        assert_eq!(Qp::import(&spoiled).err(), Some(ImportError::Invalid("a notice")), "{at}");
+    }
+}

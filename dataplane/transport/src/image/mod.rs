@@ -184,10 +184,21 @@ fn load_base(from: &mut Reader<'_>) -> Result<Base, ImportError> {
     base.counters = Image::load(from)?;
     base.notices = Notices::load(from)?;
     base.comm_est = Image::load(from)?;
+    check_notices(&base)?;
     if matches!(base.state, QpState::Reset) {
         ensure(base.sq.queue.len() == 0 && base.rq.queue.len() == 0, "qp_state")?;
     }
     Ok(base)
+}
+
+/// Nothing waits to be told that could not have happened.
+fn check_notices(base: &Base) -> Result<(), ImportError> {
+    let Notices { comm_est, drained, last_wqe, fatal } = &base.notices;
+    let failed = base.state == QpState::Err;
+    let last_wqe_right = !last_wqe || failed && base.attr.srq.is_some();
+    let comm_est_right = (!comm_est || base.comm_est) && (!base.comm_est || base.rtr.is_some());
+    ensure(last_wqe_right && comm_est_right, "a notice")?;
+    ensure((fatal.is_none() || failed) && (!drained || base.rts.is_some()), "a notice")
 }
 
 /// Bounds what an image can make us allocate.
