@@ -455,7 +455,24 @@ fn acknowledged(what: &'static str, message: &Message<'_>) -> Result<(), Netlink
     if code == 0 {
         return Ok(());
     }
-    Err(NetlinkError::Refused { what, errno: Errno::from_raw_os_error(code.saturating_neg()) })
+    // What is no error number of the kernel's is nothing that it would say.
+    let known = (-4095..0).contains(&code);
+    let errno = if known { Errno::from_raw_os_error(code.saturating_neg()) } else { Errno::PROTO };
+    Err(NetlinkError::Refused { what, errno })
+}
+
+/// Any bytes as an answer of the kernel, for the fuzz targets: read as every kind of object. Returns how many were found.
+#[doc(hidden)]
+pub fn try_answer(bytes: &[u8]) -> usize {
+    let found = |message: Message<'_>| {
+        let body = message.body;
+        usize::from(acknowledged("an answer", &message).is_err())
+            + parse_link(body).map_or(0, |_| 1)
+            + parse_address(body).map_or(0, |_| 1)
+            + parse_route(body).map_or(0, |_| 1)
+            + parse_neighbour(body).map_or(0, |_| 1)
+    };
+    messages(bytes).map(found).sum()
 }
 
 fn parse_link(body: &[u8]) -> Option<Link> {
@@ -627,6 +644,20 @@ mod tests {
         assert_eq!(nl.link_by_name("ferroce-none").unwrap(), None);
         assert_eq!(nl.link_by_name("a name that is much too long").unwrap(), None);
         assert_eq!(nl.link_by_index(0x7fff_fff0).unwrap(), None);
+    }
+
+    #[test]
+    fn a_refusal_with_a_number_that_is_no_error_is_a_protocol_error() {
+        let errno = |code: i32| {
+            let body = code.to_ne_bytes();
+            let message = Message { kind: NLMSG_ERROR, flags: 0, seq: 1, body: &body };
+            acknowledged("an answer", &message).map_err(|error| error.errno())
+        };
+        assert_eq!(errno(0), Ok(()));
+        assert_eq!(errno(-95), Err(Some(Errno::OPNOTSUPP)));
+        for code in [1, -4096, i32::MIN, i32::MAX] {
+            assert_eq!(errno(code), Err(Some(Errno::PROTO)), "{code}");
+        }
     }
 
     #[test]
