@@ -5,4 +5,5 @@
 //! random source: the bytes decide everything.
 
 pub mod frames;
+pub mod messages;
 pub mod qp;

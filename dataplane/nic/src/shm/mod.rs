@@ -25,6 +25,18 @@ pub use queue::ShmQueue;
 use crate::port::PortError;
 use ring::{Geometry, MAX_FRAME};
 
+/// Any bytes as a message of a peer, for the fuzz targets: false if what was taken does not come out of encoding and
+/// decoding unchanged, or is checked differently then.
+#[doc(hidden)]
+pub fn try_message(bytes: &[u8]) -> bool {
+    let Ok(hello::Message::Hello(theirs)) = hello::Message::decode(bytes) else { return true };
+    let again = hello::Message::Hello(theirs.clone()).encode();
+    let ours = hello::Hello { mac: [2, 0, 0, 0, 0, 1], addresses: Vec::new(), ..theirs.clone() };
+    let fits = ours.check(&theirs, "a peer").is_ok();
+    hello::Message::decode(&again) == Ok(hello::Message::Hello(theirs.clone()))
+        && fits == (theirs.mac != ours.mac)
+}
+
 /// Most queues of a link.
 pub const MAX_QUEUES: u16 = 64;
 /// Bytes of an Ethernet header: a frame is as much longer than the MTU.
