@@ -161,6 +161,7 @@ impl Workload {
                         rkey: world.add_window(to.endpoint)?,
                         state: WindowState::Free,
                         uses: 0,
+                        queries: 0,
                     },
                     last_read: None,
                 });

@@ -239,7 +239,7 @@ fn op_of(record: &SendRecord, world: &World, own: usize, peer: usize) -> SendOp 
         (OpKind::FetchAdd, _) => SendOp::FetchAdd { remote_addr, rkey, add: value },
         (OpKind::BindMw, _) => {
             let own = world.mr(own);
-            let access = Access::REMOTE_WRITE;
+            let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
             SendOp::BindMw { rkey, mr: own.lkey, addr: own.iova, len: own.len, access }
         }
         (OpKind::LocalInv, _) => SendOp::LocalInv { rkey },

@@ -23,25 +23,28 @@ pub(super) enum WindowState {
 pub(super) struct Window {
     pub(super) rkey: Rkey,
     pub(super) state: WindowState,
-    /// WRITEs of the peer that go through it and are not finished.
+    /// Requests of the peer that go through it and are not finished.
     pub(super) uses: u32,
+    /// READs and atomics among them: a SEND that ends the window may overtake their answers.
+    pub(super) queries: u32,
 }
 
 impl Workload {
     /// The key that a request uses, ends or makes.
     pub(super) fn window_for(&mut self, flow: usize, kind: OpKind) -> Option<Rkey> {
         let peers = &self.flows[flow].window;
-        let (rkey, usable) = (peers.rkey, peers.state == WindowState::Bound);
+        let (rkey, usable, queries) = (peers.rkey, peers.state == WindowState::Bound, peers.queries);
         let own = self.flows[flow ^ 1].window.rkey;
         match kind {
-            OpKind::Send => (usable && self.rng.chance(200_000)).then_some(rkey),
+            OpKind::Send => (usable && queries == 0 && self.rng.chance(200_000)).then_some(rkey),
             // One that does not know better goes on with a key that was taken away.
             OpKind::Write if self.taken_key.is_some() => self.taken_key,
-            OpKind::Write => (usable && self.rng.chance(500_000)).then_some(rkey),
+            OpKind::Write | OpKind::Read | OpKind::CmpSwap | OpKind::FetchAdd => {
+                (usable && self.rng.chance(500_000)).then_some(rkey)
+            }
             // The next key of a window: the owner chooses the lowest 8 bits.
             OpKind::BindMw => Some(Rkey(own.0 & !0xff | (own.0 as u8).wrapping_add(1) as u32)),
             OpKind::LocalInv => Some(own),
-            OpKind::Read | OpKind::CmpSwap | OpKind::FetchAdd => None,
         }
     }
 
@@ -66,7 +69,10 @@ impl Workload {
         let Some(rkey) = record.window else { return };
         match record.kind {
             OpKind::Send => self.flows[flow].window.state = WindowState::Changing,
-            OpKind::Write => self.flows[flow].window.uses += 1,
+            OpKind::Write | OpKind::Read | OpKind::CmpSwap | OpKind::FetchAdd => {
+                self.flows[flow].window.uses += 1;
+                self.flows[flow].window.queries += u32::from(record.kind != OpKind::Write);
+            }
             _ => {
                 let own = &mut self.flows[flow ^ 1].window;
                 (own.rkey, own.state) = (rkey, WindowState::Changing);
@@ -78,7 +84,10 @@ impl Workload {
         let (peers, own) = (flow, flow ^ 1);
         match kind {
             OpKind::Send => self.flows[peers].window.state = WindowState::Free,
-            OpKind::Write => self.flows[peers].window.uses -= 1,
+            OpKind::Write | OpKind::Read | OpKind::CmpSwap | OpKind::FetchAdd => {
+                self.flows[peers].window.uses -= 1;
+                self.flows[peers].window.queries -= u32::from(kind != OpKind::Write);
+            }
             OpKind::BindMw if self.flows[own].window.rkey == rkey => {
                 self.flows[own].window.state = WindowState::Bound;
             }

@@ -33,11 +33,7 @@ impl Responder {
         if self.resources.repeating()
             && let Some(due) = self.resources.next_repeat(mtu)
         {
-            let answered = self.send_due(base, memory, sink, &due);
-            if answered == Answered::ReadResponse {
-                self.resources.repeat_sent();
-            }
-            return answered;
+            return self.send_again(base, memory, sink, &due);
         }
         if let Some(due) = self.resources.next_owed(mtu) {
             let answered = self.send_due(base, memory, sink, &due);
@@ -47,6 +43,35 @@ impl Responder {
             return answered;
         }
         self.send_last(base, sink)
+    }
+
+    /// One response packet of a READ or atomic that is answered again. A READ whose key is gone by now was answered while
+    /// the key was good, and a peer that has that answer may have ended the key itself, with its duplicate still under
+    /// way: the refusal concerns nobody but a peer that still waits for the data, and the connection goes on.
+    fn send_again<S: FrameSink>(
+        &mut self,
+        base: &mut Base,
+        memory: &Memory,
+        sink: &mut S,
+        due: &Due,
+    ) -> Answered {
+        if let DueWhat::Read { addr, rkey, len, .. } = due.what {
+            let (qpn, pd) = (base.qpn, base.attr.pd);
+            let key = memory.check_remote_for(qpn, pd, rkey, addr, DmaLen(len), Access::REMOTE_READ);
+            if key.is_err() {
+                let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+                let answered = self.send_ack(base, sink, due.psn, syndrome);
+                if answered == Answered::Acknowledge {
+                    self.resources.repeat_dropped();
+                }
+                return answered;
+            }
+        }
+        let answered = self.send_due(base, memory, sink, due);
+        if answered == Answered::ReadResponse {
+            self.resources.repeat_sent();
+        }
+        answered
     }
 
     /// The NAK that is owed, else the ACK, else that of duplicates: each acknowledges what the next one would.

@@ -278,6 +278,15 @@ impl Resources {
         }
     }
 
+    /// What [`Resources::next_repeat`] belongs to is not answered again after all.
+    pub(super) fn repeat_dropped(&mut self) {
+        let Some(index) = self.repeats.get(place(self.repeat_head, self.places())).copied() else { return };
+        if let Some(slot) = self.slot_mut(index) {
+            slot.queued = false;
+        }
+        self.repeat_head = self.repeat_head.wrapping_add(1);
+    }
+
     /// The packet of [`Resources::next_owed`] was sent.
     #[inline]
     pub(super) fn owed_sent(&mut self) {
