@@ -18,6 +18,8 @@ pub struct LatencyRecorder {
     sum_of_squares: u128,
     min: u64,
     max: u64,
+    /// The first samples in order, as many as there is room for.
+    order: Vec<u64>,
 }
 
 impl Default for LatencyRecorder {
@@ -35,7 +37,28 @@ impl LatencyRecorder {
     pub fn new() -> Self {
         let histogram =
             Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("1 ns to 60 s with 3 digits is valid");
-        LatencyRecorder { histogram, count: 0, sum: 0, sum_of_squares: 0, min: u64::MAX, max: 0 }
+        LatencyRecorder {
+            histogram,
+            count: 0,
+            sum: 0,
+            sum_of_squares: 0,
+            min: u64::MAX,
+            max: 0,
+            order: Vec::new(),
+        }
+    }
+
+    /// Also keeps the first `room` samples in the order in which they come: 8 bytes each, allocated here.
+    #[must_use]
+    pub fn keeping(mut self, room: usize) -> Self {
+        self.order = Vec::with_capacity(room);
+        self
+    }
+
+    /// The samples that [`LatencyRecorder::keeping`] kept, in order, in ns.
+    #[must_use]
+    pub fn in_order(&self) -> &[u64] {
+        &self.order
     }
 
     /// Adds one sample.
@@ -56,6 +79,9 @@ impl LatencyRecorder {
             self.sum_of_squares.saturating_add(value.saturating_mul(value).saturating_mul(times));
         self.min = self.min.min(ns);
         self.max = self.max.max(ns);
+        let room = self.order.capacity() - self.order.len();
+        let kept = usize::try_from(count).unwrap_or(usize::MAX).min(room);
+        self.order.extend(std::iter::repeat_n(ns, kept));
     }
 
     /// Samples recorded.
@@ -176,6 +202,20 @@ mod tests {
             summary.p9999_ns,
         ];
         assert!(ranks.is_sorted(), "{ranks:?}");
+    }
+
+    #[test]
+    fn the_first_samples_are_kept_in_order_and_no_more() {
+        let mut recorder = LatencyRecorder::new().keeping(4);
+        let room = recorder.order.capacity();
+        for ns in [30, 10, 20] {
+            recorder.record(ns);
+        }
+        recorder.record_n(5, 1_000_000);
+        assert_eq!(&recorder.in_order()[..4], [30, 10, 20, 5]);
+        assert_eq!((recorder.in_order().len(), recorder.order.capacity()), (room, room), "it never grows");
+        assert_eq!(recorder.count(), 1_000_003);
+        assert!(LatencyRecorder::new().in_order().is_empty());
     }
 
     #[test]

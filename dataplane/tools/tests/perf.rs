@@ -156,6 +156,10 @@ fn lists_percentiles_and_single_numbers() {
     assert!(values.is_sorted(), "{values:?}");
     let heads = |l: &&String| l.starts_with(" #bytes #iterations    t_min[usec]");
     assert_eq!(histogram.iter().filter(heads).count(), 2, "before and after");
+    let unsorted = out("-n 50 -U");
+    let at = unsorted.iter().position(|l| l == "#, usec").unwrap();
+    assert!(unsorted[at + 1].starts_with("1, ") && unsorted[at + 50].starts_with("50, "), "{unsorted:?}");
+    assert!(unsorted[at + 51].starts_with("-----"), "{unsorted:?}");
     let cycles = out("-n 50 -C");
     assert!(cycles.iter().any(|l| l.contains("t_min[cycles]")), "{cycles:?}");
     let percentiles = out("-n 50 --percentiles");
@@ -164,6 +168,9 @@ fn lists_percentiles_and_single_numbers() {
         percentiles.iter().filter(|l| l.contains("99.99%") || l.contains("CPU:")).count() == 2,
         "{percentiles:?}"
     );
+    let busy = out("-D 1 --cpu_util");
+    let at = busy.iter().position(|l| l.ends_with("tps average    CPU_Util[%]")).unwrap();
+    assert_eq!(busy[at + 1].split_whitespace().count(), 5, "{busy:?}");
     let only = out("-n 50 --output=latency");
     assert_eq!(only.len(), 1, "{only:?}");
     assert!(only[0].parse::<f64>().unwrap() > 0.0);

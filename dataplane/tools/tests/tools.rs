@@ -271,7 +271,6 @@ fn wrong_values_end_with_status_2() {
         ("perf read-bw", "-c UC", "allowed RC for read"),
         ("perf write-lat", "-c UD", "allowed RC or UC for write"),
         ("perf send-lat", "-R", "-R, --rdma_cm: comes with the connection manager"),
-        ("perf send-lat", "-U", "a histogram keeps no order: use -H"),
         ("perf send-lat", "--mcg 3", "-g, --mcg: comes with multicast"),
         ("perf atomic-lat", "-s 16", "size: asked 16, allowed 8 bytes for atomics"),
         ("perf atomic-bw", "-a", "cannot be changed"),

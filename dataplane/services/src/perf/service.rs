@@ -80,7 +80,8 @@ impl PerfService {
         let (progress, handle) = Progress::new();
         let layout = spec.layout();
         let inline = inline_data(&spec, &layout, &endpoints)?;
-        let samples = measures_trips(&spec).then(LatencyRecorder::new);
+        let samples =
+            measures_trips(&spec).then(|| LatencyRecorder::new().keeping(spec.keep_samples as usize));
         let span = (u64::from(spec.tx_depth) * 4).max(512);
         let total = if spec.duration_ns.is_some() { u64::MAX } else { spec.warmup + spec.iters };
         let warming = spec.warmup > 0 && spec.requests() && !answers(&spec);

@@ -151,6 +151,8 @@ pub struct PerfSpec {
     /// those before it, and is measured from that moment. What waits for a slow one is counted, not omitted. Up to
     /// `tx_depth` messages are unanswered at once; one for WRITE, whose answer is a byte.
     pub open_loop: bool,
+    /// Latency: so many samples are kept in their order, besides the histogram.
+    pub keep_samples: u32,
     /// Seed of the data.
     pub seed: u64,
     /// Compare data where it arrives, as far as the layout allows. Slower: for tests.
@@ -207,6 +209,7 @@ impl PerfSpec {
             events: false,
             rate: None,
             open_loop: false,
+            keep_samples: 0,
             seed: 1,
             check_data: false,
             progress_deadline_ns: 30_000_000_000,

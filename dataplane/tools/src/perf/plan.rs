@@ -17,6 +17,8 @@ const RX_DEPTH: u32 = 512;
 const MOST_UNRELIABLE_RECEIVES: u64 = 16_000;
 /// Above, messages complete one by one unless asked otherwise.
 const LARGE: u32 = 8192;
+/// Samples kept in order: 32 MiB.
+const MOST_KEPT: u64 = 1 << 22;
 /// A test without end.
 const FOREVER_NS: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
 
@@ -307,6 +309,7 @@ fn item(args: &PerfArgs, test: Test, role: Role, carries: Option<PathMtu>) -> Ou
         events: load.events,
         rate: rate(args, test.mode, size, tx_depth)?,
         open_loop: args.pace.open_loop,
+        keep_samples: kept(args, iters.saturating_mul(args.path.qps.unwrap_or(1).into()), duration_ns),
         seed: load.seed.unwrap_or(base.seed),
         check_data: load.check,
         ..base
@@ -358,6 +361,12 @@ fn margin(args: &PerfArgs) -> u64 {
         (Some(duration), None) if !args.load.run_infinitely => duration.as_secs() / 4 * 1_000_000_000,
         _ => 0,
     }
+}
+
+/// Samples that `-U` keeps.
+fn kept(args: &PerfArgs, all: u64, duration_ns: Option<u64>) -> u32 {
+    let most = MOST_KEPT.min(if duration_ns.is_some() { u64::MAX } else { all });
+    if args.report.unsorted { u32::try_from(most).unwrap_or(u32::MAX) } else { 0 }
 }
 
 fn rx_depth(args: &PerfArgs, connection: QpType, iters: u64, fits: impl Fn(u32) -> u32) -> u32 {

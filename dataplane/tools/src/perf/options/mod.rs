@@ -226,6 +226,9 @@ pub struct ReportArgs {
     /// Print the distribution of latencies, shortest first
     #[arg(short = 'H', long = "report-histogram")]
     pub histogram: bool,
+    /// Print all latencies in order (the first 4 million)
+    #[arg(short = 'U', long = "report-unsorted")]
+    pub unsorted: bool,
     /// Latencies in cycles of the CPU clock
     #[arg(short = 'C', long = "report-cycles")]
     pub cycles: bool,

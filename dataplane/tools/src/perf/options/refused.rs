@@ -39,8 +39,6 @@ pub struct RefusedArgs {
     mr_per_qp: bool,
     #[arg(long = "use_cuda", hide = true, value_name = "DEVICE", num_args = 0..=1, require_equals = true)]
     use_cuda: Option<Option<String>>,
-    #[arg(short = 'U', long = "report-unsorted", hide = true)]
-    unsorted: bool,
     #[arg(long = "latency_gap", hide = true, value_name = "USEC")]
     latency_gap: Option<String>,
 }
@@ -67,7 +65,6 @@ impl RefusedArgs {
             ),
             (self.mr_per_qp, "--mr_per_qp", "all queue pairs of a test share one region"),
             (self.use_cuda.is_some(), "--use_cuda", DEVICE),
-            (self.unsorted, "-U, --report-unsorted", "a histogram keeps no order: use -H, or --capture"),
             (self.latency_gap.is_some(), "--latency_gap", "use --rate_limit with --rate_units=p"),
         ];
         match given.iter().find(|(is_given, ..)| *is_given) {

@@ -234,10 +234,12 @@ impl<'a> Teller<'a> {
 
     fn text(&self, finding: &Finding, facts: &Facts<'_>, scale: Scale, percent: Option<f64>) {
         let report = &self.args.report;
-        if report.histogram
-            && let Some(list) = rows::histogram(finding, scale)
-        {
+        let unsorted = if report.unsorted { rows::unsorted(finding, scale) } else { None };
+        let histogram = if report.histogram { rows::histogram(finding, scale) } else { None };
+        for list in unsorted.iter().chain(&histogram) {
             say!("{list}");
+        }
+        if unsorted.is_some() || histogram.is_some() {
             say!("{RULE}\n{}", rows::heads(&facts.item.spec, self.args, scale));
         }
         let Some(row) = rows::row(finding, facts, scale, percent) else { return };

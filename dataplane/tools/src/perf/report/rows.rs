@@ -140,6 +140,16 @@ pub fn histogram(finding: &Finding, scale: Scale) -> Option<String> {
     Some(text)
 }
 
+/// Lines of `-U`: each sample, in order.
+pub fn unsorted(finding: &Finding, scale: Scale) -> Option<String> {
+    let samples = finding.report.samples.as_ref()?;
+    let mut text = format!("#, {}", scale.unit);
+    for (index, ns) in samples.in_order().iter().enumerate() {
+        let _ = write!(text, "\n{}, {}", index + 1, plain(scale.told(*ns as f64)));
+    }
+    Some(text)
+}
+
 /// A number of six significant digits, as C's `%g` has it for the sizes that occur here.
 fn plain(value: f64) -> String {
     let digits = if value > 0.0 { 5 - value.log10().floor().clamp(-6.0, 5.0) as i32 } else { 0 };
