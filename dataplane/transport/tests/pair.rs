@@ -266,6 +266,19 @@ fn response_psns_of_reads_do_not_fill_the_window_but_come_back_to_it() {
 }
 
 #[test]
+fn a_read_that_is_asked_for_again_does_not_widen_the_window() {
+    let mut pair = Pair::new(Setup { mtu: PathMtu::Mtu256, timeout: 8, ..Setup::default() });
+    let (read, write) = (pair.read_from_b(0), pair.write_to_b(100_000));
+    pair.drop_if(|side, _, _| side == Side::B);
+    pair.a.send(read, 0, 2560);
+    pair.run_for(3 * (4096 << 8) + 10_000);
+    assert_eq!(pair.logged("A READ_REQUEST"), 4);
+    pair.a.send(write, 10_000, 300 * 256);
+    pair.pump();
+    assert_eq!(pair.logged("A WRITE"), 256, "the READ's responses do not fill the window, and count once");
+}
+
+#[test]
 fn at_most_half_the_psns_are_outstanding() {
     let setup = Setup { mtu: PathMtu::Mtu256, ..Setup::default() };
     // Pages of it are never touched.
