@@ -76,7 +76,10 @@ fn every_script_shows_a_rule() {
     let stem = |path: PathBuf| path.file_stem().expect("a name").to_string_lossy().into_owned();
     let there: std::collections::HashSet<_> = files().into_iter().map(stem).collect();
     let differ: Vec<_> = named.symmetric_difference(&there).collect();
-    assert!(differ.is_empty(), "in the table or in the folder, but not in both: {differ:?}");
+    assert!(
+        differ.is_empty(),
+        "in tests/rules.txt or in tests/scripts, but not in both: {differ:?}; give a new script a line of the table"
+    );
 }
 
 #[test]
