@@ -44,7 +44,7 @@ impl FrameSink for Frame {
     fn address(&mut self, av: &AddressVector) -> bool {
         assert!(self.head.is_none(), "told before the packet is begun");
         self.av = *av;
-        self.way
+        self.way && usable(av)
     }
     fn begin(&mut self, bth: &Bth, ext: &Ext, payload_len: usize) -> bool {
         assert!(self.head.is_none(), "one packet per poll");
@@ -82,6 +82,13 @@ fn headers(av: &AddressVector, bth: Bth, ext: Ext) -> Headers {
     };
     let eth = Eth { dst: av.dmac, src: av.smac, vlan: av.vlan };
     Headers { eth, ip, udp_src: av.udp_src, udp_checksum: 0, bth, ext }
+}
+
+/// Whether frames can go this way: only an image of unknown origin has addresses that no device has.
+pub fn usable(av: &AddressVector) -> bool {
+    let ext = Ext { imm: Some(Imm::default()), ..Ext::NONE };
+    let bth = Bth::new(Opcode::RcSendOnlyImm, Qpn::new(2), Psn::new(0));
+    seal(&headers(av, bth, ext), &[]).is_some_and(|frame| packet::parse(&frame, frame.len()).is_ok())
 }
 
 /// The frame, if such headers can be.

@@ -6,6 +6,7 @@ use ferroce_transport::Qp;
 use ferroce_verbs::{QpCap, QpInitAttr, QpType, SrqInitAttr};
 use ferroce_wire::Qpn;
 
+use super::frame::usable;
 use super::host::Host;
 use super::input::Input;
 use super::setup::{SRQ, Setup};
@@ -43,6 +44,9 @@ pub fn run(data: &[u8]) {
     let bytes = |wr: u32, each: u64| u64::from(wr) * each;
     let sends = bytes(cap.max_send_wr, 16 * u64::from(cap.max_send_sge) + u64::from(cap.max_inline_data));
     if sends + bytes(cap.max_recv_wr, 16 * u64::from(cap.max_recv_sge)) > MOST_BYTES {
+        return;
+    }
+    if qp.info().qp_type != QpType::Ud && qp.av().is_some_and(|av| !usable(av)) {
         return;
     }
     host.adopt(qp);
